@@ -60,7 +60,7 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Return a callable with the inputs of the graph, which returns a list or tuple of outputs.
+        """Return a callable that takes the graph's inputs and returns a list or tuple of outputs.
 
         Raise an exception on failure. The engine reports it with the name of the backend.
 

@@ -52,8 +52,8 @@ EXPERTS = "experts"
 class ExpertLayers:
     """The stacked layers of experts, created by `LinearMethod.create` with `num_experts` above 1.
 
-    gate_up: maps D to gate and up features of each expert, down: back to D. limit, alpha: see
-    `ExpertWeights`. ops: computes with unpacked weights (`Ops.fused_experts`).
+    gate_up: the layer from D to the gate and up features of each expert. down: the layer back to D.
+    limit, alpha: see `ExpertWeights`. ops: computes with unpacked weights (`Ops.fused_experts`).
     """
 
     gate_up: nn.Module
@@ -121,7 +121,8 @@ class LinearMethod(ABC):
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the method.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The contract of a model format: it reads the description of a model that is one file.
+"""The contract of a model format: it reads the description of a single-file model.
 
 A file whose name ends in `.NAME` is read by the model format plugin `NAME`. Model directories with
 config.json are read by the engine itself.
@@ -45,7 +45,8 @@ class ModelFormat(ABC):
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the format.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     @abstractmethod
@@ -58,6 +59,6 @@ class ModelFormat(ABC):
     def choose(self, paths: Sequence[Path]) -> Path | None:
         """Return the file to load as the model of a directory, or None if it is ambiguous.
 
-        paths: the files of the directory with the ending of this format, sorted; at least one.
+        paths: the files in the directory with this format's suffix, sorted; at least one.
         """
         return paths[0] if len(paths) == 1 else None

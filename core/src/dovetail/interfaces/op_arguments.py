@@ -161,8 +161,8 @@ class LinearAttentionInputs:
     rates_H: float32, at most 0; the logarithm of the state's decay factor for a step size of 1.
     beta_TH: logits of the delta rule; None without the rule.
     skip_H: float32; multiplier of a token's own value, which is added to its output; None for 0.
-    key_eps: above 0, queries and keys are divided by the root of the sum of their squares +
-    key_eps, and queries also by the root of K. 0 if they are used as they are.
+    key_eps: if above 0, queries and keys are divided by sqrt(sum of their squares + key_eps), and
+    queries also by sqrt(K). If 0, they are not changed.
     """
 
     q_TGK: torch.Tensor

@@ -96,7 +96,8 @@ class Ops:
     def __init__(self) -> None:
         """Create the provider.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     @operation
@@ -124,7 +125,8 @@ class Ops:
     ) -> torch.Tensor:
         """Return (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias over the last dimension.
 
-        None for weights of 1 and biases of 0. Source: Ba et al. 2016, arXiv:1607.06450.
+        weight_D, bias_D: None for a weight of 1 and a bias of 0. Source: Ba et al. 2016,
+        arXiv:1607.06450.
         """
         raise NotImplementedError
 

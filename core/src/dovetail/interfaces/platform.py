@@ -39,7 +39,7 @@ class Probe:
 class ConfigPatch:
     """Values that a platform proposes for options that the user left open.
 
-    changes: "section.field" to (value, reason). The engine applies and records them.
+    changes: maps "section.field" to (value, reason). The engine applies and records them.
     """
 
     changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
@@ -61,7 +61,8 @@ class Platform(ABC):
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the platform. Do not use a device.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     @classmethod
@@ -74,7 +75,7 @@ class Platform(ABC):
 
     @classmethod
     def assume(cls, architecture: str) -> Platform:
-        """Return the platform of a machine with one device of `architecture`, without a device.
+        """Return the platform as if this machine had one device of `architecture`.
 
         It reports what plugins need, but has no runtime. Raises ConfigError if the platform
         does not support it, or for an unknown architecture.

@@ -260,7 +260,8 @@ class Policy:
     def __init__(self) -> None:
         """Create the policy of one scheduler.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:

@@ -38,7 +38,7 @@ class ReasoningMarkers:
     """The markers around the reasoning of a completion.
 
     end: ends the reasoning. start: begins it in the output; "" if the prompt already contains it.
-    answer: what the model writes between `end` and the answer.
+    answer: the marker, if any, that the model writes between `end` and the answer.
     """
 
     end: str
@@ -57,7 +57,7 @@ class ReasoningParser(ABC):
     all of these strings. If several parsers match, it chooses the one whose strings have the most
     characters in total. Empty: never chosen.
     example: a text with the reasoning "I think." and the content "Yes."; the conformance suite
-    reads it.
+    parses it.
     """
 
     CONTRACT: ClassVar[str] = "reasoning_parser"

@@ -59,7 +59,8 @@ class Tokenizer(ABC):
     def from_directory(cls, path: Path) -> Tokenizer:
         """Load from a model directory. Raise ModelError, naming the file, on failure.
 
-        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        If the plugin has an options model, this method must accept the keyword `options=None`: the
+        validated options as a mapping.
         """
 
     @property

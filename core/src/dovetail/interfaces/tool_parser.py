@@ -76,7 +76,7 @@ class ToolParser(ABC):
     all of these strings. If several parsers match, it chooses the one whose strings have the most
     characters in total. Empty: never chosen.
     example: the text of a call of the function `get_weather` with the arguments
-    {"city": "Paris", "days": 3}; the conformance suite reads it.
+    {"city": "Paris", "days": 3}; the conformance suite parses it.
     """
 
     CONTRACT: ClassVar[str] = "tool_parser"

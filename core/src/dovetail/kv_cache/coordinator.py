@@ -22,9 +22,9 @@ _ELSEWHERE = -1
 class Coordinator:
     """Searches the cached blocks of all groups of a model.
 
-    kinds: the rules of each group. growing: the groups with positional tables. ratios: hashes per
-    block of each growing group. suffixes: one per growing group; a hash with the suffix is the key
-    of a block, so that groups have different keys.
+    kinds: the rules of each group. growing: the indices of groups whose block tables grow with the
+    sequence. ratios: hashes per block of each growing group. suffixes: one per growing group; a
+    hash with the suffix is the key of a block, so that groups have different keys.
     can_resume: whether prefixes can be resumed; False if a group keeps a state without snapshots.
     """
 
@@ -43,7 +43,7 @@ class Coordinator:
     def named(self, hashes: Sequence[bytes], group: int, start: int, end: int) -> Sequence[bytes]:
         """Return the keys, without suffix, of a growing group's blocks in hashes [start, end).
 
-        The key of a block is the hash of its last tokens.
+        A block may span several hashes. Its key is the last of them.
         """
         ratio = self.ratios[group]
         return hashes[start // ratio * ratio + ratio - 1 : end : ratio]

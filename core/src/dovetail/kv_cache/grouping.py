@@ -135,7 +135,7 @@ def group_layers(
 
 
 def _check_span(name: str, spec: KVCacheSpec) -> None:
-    """Raise ModelError unless an attention layer has a window, chunks or neither."""
+    """Raise ModelError if an attention layer has both a window and chunks, or invalid ones."""
     if not isinstance(spec, FullAttentionSpec):
         return
     window, chunk_size = spec.sliding_window, spec.chunk_size

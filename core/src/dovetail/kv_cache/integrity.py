@@ -1,4 +1,4 @@
-"""Checks for tests that the block tables of a request match its tokens and its capacity."""
+"""Checks, for tests, that a request's block tables match its tokens and its capacity."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class HeapQueue:
         self.peek()
 
     def peek(self) -> Request | None:
-        """Return the request of the lowest rank, or None if there is none."""
+        """Return the request with the lowest rank, or None if there is none."""
         heap = self._heap
         while heap and self._tickets.get(heap[0][1]) != heap[0][2]:
             heapq.heappop(heap)
@@ -157,7 +157,7 @@ class SortedQueue:
         self._order = None
 
     def peek(self) -> Request | None:
-        """Return the request of the lowest rank, or None if no more are ready in this step."""
+        """Return the request with the lowest rank, or None if no more are ready in this step."""
         order = self._sorted()
         while self._next < len(order) and order[self._next].sequence not in self._requests:
             self._next += 1

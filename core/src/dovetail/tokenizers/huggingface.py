@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
-"""Strings longer than this are tokenized without holding the interpreter lock."""
+"""Strings longer than this are tokenized without holding the GIL."""
 MAX_ADDED_TOKENS = 100_000
 MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (

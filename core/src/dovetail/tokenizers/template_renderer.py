@@ -36,7 +36,7 @@ class TemplateRenderer:
         limits: ChildLimits = DEFAULT_LIMITS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Create the renderer. Its child starts with `start_child` or the first call."""
+        """Create the renderer. Its child process starts at `start_child` or the first `render`."""
         self._pool = _pool(limits)
         self._now = now
 
