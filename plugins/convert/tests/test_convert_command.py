@@ -78,7 +78,7 @@ def test_the_demo_model_is_converted_and_gives_the_same_text(tmp_path):
     assert answer(tmp_path / "out") == answer("demo")
 
 
-def test_dtype_casts_floating_point_tensors_and_config_json(tmp_path):
+def test_the_dtype_option_casts_floating_point_tensors_and_changes_config_json(tmp_path):
     tensors = {k: v for k, v in UNUSUAL.items() if k not in ("eighth", "special")}
     model = make_model(tmp_path / "model", tensors, text_config={"dtype": "float64"})
     convert(model, tmp_path / "out", dtype="float16")

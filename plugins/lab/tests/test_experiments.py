@@ -165,7 +165,7 @@ def test_an_experiment_whose_baseline_burst_fails_is_rejected(tmp_path):
         run(spec_of(("raises", "fcfs")), tmp_path)
 
 
-def test_results_are_exported_as_csv_parquet_and_a_frame(done):
+def test_results_are_exported_as_csv_parquet_and_a_data_frame(done):
     pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
     results, out = done
     paths = export_results(results, out)

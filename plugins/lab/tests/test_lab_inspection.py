@@ -191,7 +191,7 @@ def test_observing_a_step_does_not_change_the_plans(policy, tmp_path):
         assert observe_step(path, step).view.step_id == step
 
 
-def test_the_commands_print_the_reason_and_the_step(log, capsys):
+def test_explain_prints_the_reason_for_a_request_or_all_actions_of_a_step(log, capsys):
     assert main(["lab", "explain", str(log), "0", "c"]) == 0
     output = capsys.readouterr().out
     assert "c was waiting at position 3 of 3" in output

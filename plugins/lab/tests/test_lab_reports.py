@@ -191,7 +191,7 @@ def test_percentages_have_two_significant_digits(value, text):
     assert percent_text(float("nan")) == ""
 
 
-def test_texts_of_a_page_are_escaped():
+def test_html_pages_escape_texts():
     table = TextTable(title="<t>", headings=["<h>"], rows=[["<c>"]])
     section = Section(title="<s>", paragraphs=["<p1>"], warnings=["<w>"], tables=[table])
     page = render_page("<title>", "<sub>", [section])
@@ -199,7 +199,7 @@ def test_texts_of_a_page_are_escaped():
         assert text not in page
 
 
-def test_the_load_of_single_runs_is_the_highest_up_to_ninety_percent():
+def test_charts_of_single_runs_use_the_highest_load_up_to_90_percent():
     assert report_load([0.5, 0.85, 1.1]) == 0.85 and report_load([1.2, 1.0]) == 1.0
 
 

@@ -83,7 +83,7 @@ def test_burstgpt_rows_of_both_releases_are_found_by_column_name(tmp_path):
     assert newer[0].arrival_ns == NS // 4
 
 
-def test_mooncake_rows_have_prefix_hashes_and_milliseconds(tmp_path):
+def test_mooncake_rows_have_prefix_hashes_and_times_in_milliseconds(tmp_path):
     row = {"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}
     (read,) = rows_of(tmp_path, json.dumps(row) + "\n")
     assert read.arrival_ns == 27_482_000_000 and read.prefix_hashes == (46, 47)

@@ -109,7 +109,7 @@ def test_diurnal_arrivals_are_denser_in_the_first_half_of_a_period():
     assert first_half > 0.7 * len(created)
 
 
-def test_a_burst_arrives_at_once_and_without_think_time():
+def test_the_requests_of_a_burst_arrive_at_once_without_think_time():
     created = requests(synthetic="conversations", rate=BURST)
     assert {(item.arrival_ns, item.think_ns) for item in created} == {(0, 0)}
 

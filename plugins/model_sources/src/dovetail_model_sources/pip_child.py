@@ -29,7 +29,7 @@ def limit_child(parent: int) -> bool:
 
 
 def main() -> None:
-    """Replace this process by pip."""
+    """Set the limits, then replace this process with pip."""
     parent, *arguments = sys.argv[1:]
     if limit_child(int(parent)):
         os.execv(sys.executable, [sys.executable, "-P", "-m", "pip", *arguments])

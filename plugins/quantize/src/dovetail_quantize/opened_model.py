@@ -49,7 +49,7 @@ class OpenedModel:
 
 @contextmanager
 def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
-    """Load a model in bfloat16. Every operation runs through its modules.
+    """Load a model in bfloat16. The engine runs eagerly, so that hooks of modules are called.
 
     options: options of the engine.
     """

@@ -174,7 +174,7 @@ class AttentionRows:
     def _rotated_parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v of a request's positions, as attention reads them.
 
-        Float64 if rotated.
+        The tensors are float64 if the case rotates heads.
         """
         import torch
 

@@ -18,8 +18,8 @@ from dovetail_devkit.rows.state import encode, predict_token
 class RequestLedger:
     """The expected and received outputs of one request.
 
-    request: the request.
-    due: the tokens that the request must get in total.
+    request: the request that is checked.
+    due: all tokens that the request must get.
     reason, stop_reason: the expected finish reason.
     tokens: the tokens received so far.
     prompt_positions: prompt tokens with received log-probabilities.

@@ -99,8 +99,8 @@ class ExperimentOptions:
     def make_spec(self, fields: Mapping[str, Any]) -> ExperimentSpec:
         """Return the experiment described by a file's fields and the flags.
 
-        Warn about its step times. Raises UserError for an invalid field. With `strict`, raises it
-        instead of a warning.
+        Warns if the step times may be inaccurate; with `strict`, raises UserError instead. Raises
+        UserError for an invalid field.
         """
         spec = make_spec(self.apply(fields))
         if "sim" not in spec.engines:

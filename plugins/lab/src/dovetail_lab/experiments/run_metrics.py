@@ -22,7 +22,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The choice of the measured requests.
+    """Which requests of a run are measured.
 
     warmup, drain: shares of the requests at the beginning and at the end that are not measured.
     min_p99: a 99th percentile is reported only for at least this many measured requests.
@@ -56,7 +56,7 @@ class RunMetrics:
 def measure_run(
     result: RunResult, requests: Sequence[WorkloadRequest], cut: Cut, block_size: int
 ) -> RunMetrics:
-    """Return the metrics of a run of `requests`."""
+    """Return the metrics of a run. requests: the requests of the workload."""
     columns = result.requests
     first, last = cut.bounds(len(requests))
     measured = range(first, last)

@@ -205,7 +205,7 @@ class ExperimentSpec(_Model):
 
     @property
     def cut(self) -> Cut:
-        """The choice of the measured requests."""
+        """Which requests of a run are measured."""
         return Cut(warmup=self.warmup, drain=self.drain, min_p99=self.min_p99)
 
     def policy(self, name: str) -> PolicySpec:

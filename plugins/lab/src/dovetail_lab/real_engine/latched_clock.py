@@ -27,7 +27,7 @@ class LatchedClock(ManualClock):
         self._start_ns = self._clock.now_ns()
 
     def latch(self) -> int:
-        """Read the time. Return it."""
+        """Read the wrapped clock. Until the next call, `now_ns` returns this time."""
         super().advance(max(0, self._clock.now_ns() - self._start_ns - self.now_ns()))
         return self.now_ns()
 

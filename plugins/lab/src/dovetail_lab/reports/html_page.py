@@ -58,7 +58,7 @@ class Section:
     """A section of the page.
 
     paragraphs, warnings: plain text. tables: below the text. charts: <svg> elements, each with its
-    caption. details: (summary, text) pairs that are closed at first.
+    caption. details: (summary, text) pairs that are initially collapsed.
     """
 
     title: str

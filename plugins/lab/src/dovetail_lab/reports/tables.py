@@ -105,7 +105,7 @@ def class_table(results: Results, engine: str, load: float) -> TextTable | None:
 
 
 def count_table(results: Results, engine: str) -> TextTable:
-    """Return runs and requests of each cell: complete, failed, unfinished."""
+    """Return a table of the complete, failed and unfinished runs and requests of each cell."""
     rows = []
     for load in sorted(results.spec.loads):
         for policy in results.policies:

@@ -180,7 +180,7 @@ def _decode_residuals(matrix: Matrix, predicted: Vector, measured: Vector) -> De
 
 
 def _bin_starts(contexts: Vector) -> list[int]:
-    """Return the start index of each bin of sorted contexts, of at least `_MIN_PER_BIN` steps."""
+    """Return the start of each bin of sorted contexts. Bins have at least `_MIN_PER_BIN` steps."""
     starts, edge = [0], 0.0
     for index, context in enumerate(contexts):
         if index == starts[-1]:

@@ -39,7 +39,7 @@ class MachineInfo(BaseModel):
         return self.cpu, self.num_cores, self.devices
 
     def describe(self) -> str:
-        """Return a description on one line."""
+        """Return a one-line description."""
         return ", ".join((f"{self.cpu} with {self.num_cores} cores", *self.devices))
 
 

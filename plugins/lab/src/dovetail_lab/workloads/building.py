@@ -142,7 +142,7 @@ def _from_trace(
 
 
 def _linked(rows: Sequence[TraceRow]) -> list[DraftRequest]:
-    """Return the rows as requests.
+    """Convert rows to requests, and link the turns of each session.
 
     If the prompt of a turn is longer than the previous turn's prompt and output together, the turn
     arrives only after the previous turn has finished.

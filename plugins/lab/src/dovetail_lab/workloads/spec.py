@@ -45,7 +45,7 @@ class ArrivalSpec(_Model):
 
 
 class Component(_Model):
-    """One kind of request of a mix.
+    """One kind of request in a mixed workload.
 
     share: relative frequency. prompt_tokens, output_tokens: mean lengths; *_cv: standard deviation
     divided by the mean, of a log-normal distribution. prefix_groups, prefix_tokens: number of

@@ -83,7 +83,7 @@ def _session(spec: SessionSpec, name: str, first: int, rng: Random) -> Iterator[
 
 
 def sample_seconds(mean: float, cv: float, rng: Random) -> float:
-    """Return a log-normal time."""
+    """Return a log-normally distributed time in seconds."""
     if not mean or not cv:
         return mean
     variance = math.log1p(cv * cv)

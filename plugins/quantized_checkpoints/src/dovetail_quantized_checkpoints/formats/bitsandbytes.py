@@ -1,10 +1,11 @@
 """bitsandbytes: 4-bit codes (nf4, fp4) with one absmax per block, or int8 with one per row.
 
 4 bits: weight is uint8, two codes in a byte, the high four bits first, or the same bytes in another
-dtype. Blocks are successive values of the flattened weight. weight.absmax: float32 [B], or codes,
-uint8 [B], of weight.nested_quant_map [256] with weight.nested_absmax of blocks of blocks.
-weight.quant_map: the values of the 16 codes. weight.quant_state.bitsandbytes__nf4: JSON with the
-shape and sizes of blocks. 8 bits: weight is int8 [O, I]; SCB: the largest magnitude of each row.
+dtype. Blocks are consecutive values of the flattened weight. weight.absmax: float32 [B]. With
+double quantization, absmax is uint8 [B]: indices into weight.nested_quant_map [256], whose values
+are multiplied by weight.nested_absmax. weight.quant_map: the values of the 16 codes.
+weight.quant_state.bitsandbytes__nf4: JSON with the shape and the block sizes. 8 bits: weight is
+int8 [O, I]; SCB: the largest magnitude of each row.
 Source: Dettmers et al. 2023, arXiv:2305.14314, and 2022, arXiv:2208.07339.
 """
 
