@@ -145,7 +145,7 @@ def _graded(question: ToolQuestion, text: str, ended: bool) -> _Graded:
 
 
 def _messages_with_call(question: ToolQuestion) -> list[dict[str, Any]]:
-    """Return the messages up to the result of the right call."""
+    """Return the messages up to the result of the correct call."""
     turn = question.turn
     call = {"type": "function", "function": {"name": turn.name, "arguments": turn.arguments}}
     return [

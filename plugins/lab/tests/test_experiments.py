@@ -270,7 +270,7 @@ def test_an_experiment_file_is_read_in_bounded_memory(name, text, message, tmp_p
         read_spec(tmp_path / name)
 
 
-def test_a_device_is_not_an_experiment_file():
+def test_a_device_file_is_rejected_as_an_experiment_file():
     with pytest.raises(UserError, match="larger than"):
         read_spec(Path("/dev/zero"))
 

@@ -1,4 +1,4 @@
-"""Separate replicas for prefill and decode: a request runs on one of each, and its blocks move."""
+"""Separate replicas for prefill and decode: each request runs on one of each kind."""
 
 import pytest
 from lab_builders import TIMES, random_workload, request, setup, workload

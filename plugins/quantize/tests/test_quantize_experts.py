@@ -154,7 +154,7 @@ def test_experts_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys
     assert {info.type.name for name, info in tensors.items() if "_exps" in name} == {"Q8_0"}
 
 
-def test_awq_and_dense_layers_between_experts_are_rejected(tmp_path, text):
+def test_awq_with_experts_and_models_with_some_dense_layers_are_rejected(tmp_path, text):
     model = make(tmp_path / "model", "qwen3moe")
     with pytest.raises(ConfigError, match=r"--method=awq does not support models with experts"):
         command(str(model), options=QuantizeOptions(method="awq", calibrate=text))

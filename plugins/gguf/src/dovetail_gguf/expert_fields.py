@@ -98,7 +98,7 @@ def read_olmoe(fields: Fields, config: Config) -> None:
 
 
 def read_gpt_oss(fields: Fields, config: Config) -> None:
-    """Read the fields of gpt-oss. Files do not state that the YaRN ramp has unrounded ends."""
+    """Read the fields of gpt-oss. Files do not state that YaRN has `truncate=False`."""
     config["intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["attention_bias"] = fields.has("attn_q.bias")
     config["rope_scaling"] = {"rope_type": "default"} | config.get("rope_scaling", {})

@@ -20,7 +20,7 @@ class TensorType:
 
     @property
     def is_plain(self) -> bool:
-        """Whether values are stored unquantized, as numbers or integers without scales."""
+        """Whether values are stored unquantized, without scales."""
         return self.num_values == 1
 
 

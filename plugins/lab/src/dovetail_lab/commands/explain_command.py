@@ -32,7 +32,7 @@ def explain(
     scheduler: Annotated[str | None, Parameter(help=_SCHEDULER_HELP, show_default=False)] = None,
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
-    """Explain a step: the policy's order, its actions, the budget, rows and blocks."""
+    """Explain a step: the policy's order and actions, and the free tokens, slots and blocks."""
     if step < 0:
         raise UserError(f"step {step} must not be negative.")
     result = observe_step(

@@ -84,7 +84,7 @@ def jain_index(curves: ServiceCurves) -> float | None:
 
 
 def _gaps_while(waiting: Sequence[bool], gaps: Sequence[float]) -> list[float]:
-    """Return, for each interval in which both wait, the range of the gap since both wait."""
+    """Return how far the gap has moved since both began to wait, for each interval of waiting."""
     changes: list[float] = []
     low = high = gaps[0]
     inside = False

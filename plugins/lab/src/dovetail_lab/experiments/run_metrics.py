@@ -150,7 +150,10 @@ def _normalized(columns: RequestColumns, measured: Sequence[int]) -> float | Non
 
 
 def _throughput(columns: RequestColumns, begin_ns: int, end_ns: int) -> float | None:
-    """Return output tokens per second between two times, spread evenly over each request."""
+    """Return output tokens per second between two times.
+
+    A request's tokens count evenly between its first and its last token.
+    """
     if end_ns <= begin_ns:
         return None
     total = 0.0

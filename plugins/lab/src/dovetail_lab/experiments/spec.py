@@ -39,9 +39,9 @@ class _Model(BaseModel):
 class PolicySpec(_Model):
     """A policy of the experiment.
 
-    policy: its reference: a name, "pkg.mod:Class" or "./file.py:Class". options: its options.
-    router: the router of its replicas; "" for that of the setup. label: its name in reports; "" for
-    the name of the policy or class.
+    policy: the reference of the policy: a name, "pkg.mod:Class" or "./file.py:Class". options: the
+    options of the policy. router: the router of the replicas; "" for that of the setup. label: the
+    name in reports; "" for the name of the policy or class.
     """
 
     policy: Annotated[str, Field(min_length=1)]

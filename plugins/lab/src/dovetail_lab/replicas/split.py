@@ -194,7 +194,7 @@ class _ConnectedEngine(SimulatedEngine):
 
 
 class _PrefillPrompts(Prompts):
-    """The prompts of the complete requests, kept until the decode replica takes them."""
+    """Prompts of the requests on prefill replicas, kept until a decode replica takes them."""
 
     def __init__(self, requests: Sequence[WorkloadRequest]) -> None:
         super().__init__(requests)

@@ -45,9 +45,9 @@ def draw_curves(results: Results, engine: str, metrics: Sequence[str] = CURVES) 
 def draw_differences(
     results: Results, engine: str, load: float, metrics: Sequence[str] = DIFFERENCES
 ) -> Figure | None:
-    """Return bars of the relative differences to the baseline at one load, with intervals.
+    """Draw bars of the relative differences from the baseline at one load, with intervals.
 
-    A hollow bar is not distinguishable from zero. None if there is nothing to compare.
+    A hollow bar is not distinguishable from zero. Returns None if there is nothing to compare.
     """
     panels = []
     for name in metrics:

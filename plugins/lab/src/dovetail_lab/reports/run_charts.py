@@ -41,7 +41,7 @@ def records_of(results: Results, engine: str, load: float) -> dict[str, RunRecor
 
 
 def draw_distributions(results: Results, engine: str, load: float) -> Figure | None:
-    """Return cumulative distributions of the latencies of all seeds at one load."""
+    """Draw cumulative distributions of the latencies of all seeds at one load."""
     pooled = {policy: _pooled(results, engine, policy, load) for policy in results.policies}
     pooled = {policy: series for policy, series in pooled.items() if series["e2e"]}
     if not pooled:
@@ -72,7 +72,7 @@ def draw_distributions(results: Results, engine: str, load: float) -> Figure | N
 def draw_gantt(
     results: Results, engine: str, load: float, policies: Sequence[str]
 ) -> Figure | None:
-    """Return requests over time for some policies: waiting, prefill and decode of each request."""
+    """Draw requests over time for some policies: waiting, prefill and decode of each request."""
     records = {
         policy: record
         for policy, record in records_of(results, engine, load).items()
@@ -99,7 +99,7 @@ def draw_gantt(
 
 
 def draw_tenants(results: Results, engine: str, load: float) -> Figure | None:
-    """Return the service of each tenant over time, one panel per policy; None for one tenant."""
+    """Draw the service of each tenant over time, one panel per policy; None for one tenant."""
     records = records_of(results, engine, load)
     if not records:
         return None
@@ -129,7 +129,7 @@ def draw_tenants(results: Results, engine: str, load: float) -> Figure | None:
 
 
 def draw_cache(results: Results, engine: str, load: float) -> Figure | None:
-    """Return KV blocks in use, running and waiting requests over time."""
+    """Draw KV blocks in use, running and waiting requests over time."""
     records = records_of(results, engine, load)
     panels = (
         ("num_used_blocks", "KV blocks in use"),

@@ -72,7 +72,7 @@ class SessionSpec(_Model):
     think time.
     first_tokens: mean length of the first prompt. message_tokens: mean number of tokens that each
     further turn adds to the conversation. reply_tokens: mean length of an output.
-    system_tokens: length of the beginning that all sessions share, rounded down to 512.
+    system_tokens: length of the prefix that all sessions share, rounded down to 512.
     """
 
     turns: Annotated[float, Field(ge=1, le=10_000)] = 4.0

@@ -7,7 +7,7 @@ int-quantized    weight int8 [O, I], weight_scale; weight_zero_point int8
 naive-quantized  as int-quantized or float-quantized
 float-quantized  weight float8_e4m3fn [O, I], weight_scale
 nvfp4            weight_packed uint8 [O, I / 2], weight_scale float8_e4m3fn [O, I / 16],
-                 weight_global_scale float32 [1], which divides
+                 weight_global_scale float32 [1], a divisor
 mxfp4            weight_packed uint8 [O, I / 2], weight_scale uint8 [O, I / 32], an exponent
 For integers and float8 numbers, weight_scale has one value per tensor, per row, per group of a row,
 or per block.

@@ -25,7 +25,7 @@ from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS
 
 
 def read_decision_log(path: Path) -> Iterator[TraceRow]:
-    """Yield one row per added request, in the order of arrival; `line` is its number in the log.
+    """Yield one row per added request, in the order of arrival; `line` is the record number.
 
     Raises TraceError if the file is not a decision log or is damaged.
     """

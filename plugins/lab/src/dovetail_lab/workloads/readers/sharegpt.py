@@ -2,7 +2,7 @@
 
 Format: a JSON list, or JSON Lines, of {"id": …, "conversations": [{"from": "human", "value": …},
 {"from": "gpt", "value": …}, …]}. Each reply becomes one row. The prompt of a row consists of all
-earlier messages, so the rows of a conversation share their beginnings. The format has no times: the
+earlier messages, so the prompts of a conversation share prefixes. The format has no times: the
 n-th conversation starts at n seconds.
 """
 
