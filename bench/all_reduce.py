@@ -2,7 +2,7 @@
 
 Run `python bench/all_reduce.py --ranks 2`. Method: one process for each rank, with one torch
 thread. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's
-gloo over loopback. A round is CALLS consecutive calls, like the calls of a model's layers. A figure
+gloo over loopback. A round is CALLS consecutive calls, like the calls of a model's layers. A result
 is the time per call on rank 0: the median of the rounds, with the fastest and the slowest round.
 Three warm-up rounds are not counted.
 """
@@ -56,7 +56,7 @@ def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
 
 
 def run_rank(rank: int, size: int, path: str, rounds: int) -> None:
-    """Run one rank. Rank 0 prints the figures."""
+    """Run one rank. Rank 0 prints the results."""
     torch.set_num_threads(1)
     store = FileStore(path, size)
     pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)

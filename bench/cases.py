@@ -1,7 +1,7 @@
-"""The cases that all benchmarks share, so that their figures are comparable.
+"""The cases that all benchmarks share, so that their results are comparable.
 
 A case is a list of requests that are sent at the same time: prompts of random token ids and exact
-numbers of output tokens (greedy, EOS ignored). The shapes are common in measurements of other
+numbers of output tokens (greedy, EOS ignored). The shapes are common in benchmarks of other
 engines. Standard library only: a script may import this module in an environment without Dovetail.
 """
 

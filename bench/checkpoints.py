@@ -1,8 +1,8 @@
 """Random-weight checkpoints in the shapes of real models, for benchmarks.
 
-The weights have the usual distribution for such measurements: bfloat16, normal(0, 0.02), norm
-weights 1, a fixed seed. The generated text is meaningless, but the speed is that of the real model.
-The models of `STATE_SHAPES` have the initial weights that transformers creates.
+The weights have the usual distribution for benchmarks: bfloat16, normal(0, 0.02), norm weights 1, a
+fixed seed. The generated text is meaningless, but the speed is that of the real model. The models
+of `STATE_SHAPES` have the initial weights that transformers creates.
 
 python bench/checkpoints.py [--gptq] NAME …
 

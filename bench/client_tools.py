@@ -1,13 +1,13 @@
 """Measure the speed of `dovetail bench serve` and the CPU time of `dovetail top`.
 
 `bench serve`. A server in another process responds at once with fixed bytes: 16 events of one token
-each. `dovetail bench serve` sends requests in a closed loop; the figure is the number of completed
+each. `dovetail bench serve` sends requests in a closed loop; the result is the number of completed
 requests per second, in each of the repeats.
 
 `top`. The server of `server_cost.py` (a worker without a model, paced steps) streams to 256
-clients, whose requests end one after another. `dovetail top` runs in a terminal of 160 × 50 cells
-with its default interval. The figure is the CPU time of its process in percent of a core, in each
-of several windows.
+clients, whose requests finish one after another. `dovetail top` runs in a terminal of 160 × 50
+cells with its default interval. The result is the CPU time of its process in percent of a core, in
+each of several windows.
 
 The exit code is 1 if a median misses its target.
 
@@ -136,7 +136,7 @@ def top_in_terminal(url: str) -> Iterator[tuple[subprocess.Popen[bytes], bytearr
 
 
 def main() -> int:
-    """Measure and print the figures."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=5000)

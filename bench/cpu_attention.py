@@ -3,13 +3,13 @@
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). The
 script needs the members of this repository and a native library.
 
-Method: several layers are called one by one, as in a model. Their KV caches are separate
-and larger than the processor's cache, and blocks are in random order. Each figure is the median of
-all rounds after the first two, with the fastest and the slowest round. The rate of decodes counts
-the bytes of keys and values of useful tokens and is compared with the read probe of the same round.
-Prefills count 4 H D for each pair of a token and a token that it attends to. torch:
-`scaled_dot_product_attention` on contiguous keys, without a cache and without the time to gather
-keys, on the same number of threads.
+Method: several layers are called one by one, as in a model. Their KV caches are separate and larger
+than the processor's cache, and blocks are in random order. Each result is the median of all rounds
+after the first two, with the fastest and the slowest round. The rate of a decode counts the bytes
+of keys and values of useful tokens, and is compared with the read probe of the same round. The rate
+of a prefill counts 4 H D operations for each pair of a query token and a key token that it attends
+to. torch: `scaled_dot_product_attention` on contiguous keys, without a cache and without the time
+to gather keys, on the same number of threads.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[
 
 
 def report(step: Step, setting: Setting, num_threads: int) -> str:
-    """Return a line with the figures of one step."""
+    """Return a line with the results of one step."""
     probe, rates = make_probe(), []
 
     def run_probe() -> int:

@@ -4,7 +4,7 @@ Method: each weight of a 0.6 B model's shapes is packed once and copied until th
 least 160 MB, so that no copy stays in a cache; one native replay is a pass over all copies. Each
 measurement also probes, in the same run and with the same threads, the read bandwidth (256 MiB) and
 the peak of the multiply instruction in registers. The first percentage is weight bytes per second
-relative to the bandwidth, the second is operations per second relative to the peak. Each figure is
+relative to the bandwidth, the second is operations per second relative to the peak. Each result is
 the median of 7 passes, or of 3 passes above 64 rows. `--team` measures a pass as in a decode step,
 without and with another busy process.
 
@@ -105,7 +105,7 @@ def calls_of(kind: int, args: list[linear.LinearArgs]) -> ctypes.Array[Call]:
 
 
 def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> Iterator[Figure]:
-    """Yield the figures of one weight for every number of threads and rows."""
+    """Yield the results of one weight for every number of threads and rows."""
     N, K = SHAPES[name]
     shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group if kind == linear.INT4 else 0)
     size = -(-shape.num_bytes // 4096) * 4096

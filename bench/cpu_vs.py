@@ -135,10 +135,10 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep only one engine in memory, which is slower",
     )
-    parser.add_argument("--json", help="write the result to this file, too")
+    parser.add_argument("--json", help="also write the result to this file")
     parser.add_argument("--results", nargs="+", help="read these files instead of measuring")
     parser.add_argument("--write-docs", help="write the page of docs/performance.md to this file")
-    parser.add_argument("--quality", help="JSON file of quality.py: accuracy, and who counts")
+    parser.add_argument("--quality", help="JSON file of quality.py, for equal accuracy")
     parser.add_argument("--note", default="", help="a sentence for the top of that page")
     return parser
 

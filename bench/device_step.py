@@ -10,8 +10,9 @@ the sum of
   `LAUNCH_US` for each operation and `GRAPH_US` for each graph. The fake device counts them on its
   timeline. The two costs are assumptions, typical of drivers for NVIDIA devices.
 
-The graph contains the model, so the host time does not depend on the number of layers. Both times
-are medians of steps; with several runs, the median and the slowest run are shown.
+The graph contains the model, so the host time does not depend on the number of layers. The times of
+engine and runner are medians over steps; with several runs, the median and the slowest run are
+shown.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Submitted:
 
     @property
     def launch_ms(self) -> float:
-        """The assumed time of the driver. Views are not submitted to it."""
+        """The assumed time that the driver needs. Views are not submitted to the driver."""
         return (self.launches * LAUNCH_US + self.graphs * GRAPH_US) / 1e3
 
 
@@ -164,7 +165,7 @@ def measure(num_requests: int, submitted: Submitted) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure both sizes and print a table."""
+    """Measure each number of requests in `TARGETS_MS` and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--runs", type=int, default=NUM_RUNS)
     parser.add_argument("--json", type=Path)

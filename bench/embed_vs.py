@@ -3,7 +3,7 @@
 Method. All engines load the same random checkpoint in the shape of BERT-base and compute the
 normalized mean of the hidden states of the same texts, which are random token ids. They run
 sequentially in each round, so that they share the machine's conditions. transformers in float32
-computes what sentence-transformers computes by default. The figures are medians of the rounds; a
+computes what sentence-transformers computes by default. The results are medians of the rounds; a
 ratio is the median of the ratios of each round. The vectors of all engines must be nearly parallel.
 
 On a machine with other load only the CPU time can be compared, and only with one thread: threads
@@ -53,7 +53,7 @@ def make_bert(folder: Path) -> Path:
 def main() -> int:
     """Measure and print a table for each precision."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--openvino-python", help="interpreter with optimum-intel; none: left out")
+    parser.add_argument("--openvino-python", help="interpreter with optimum-intel")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)

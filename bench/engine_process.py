@@ -34,7 +34,7 @@ REST_S = 0.02
 
 
 def make_engine(path: Path, threads: int, *, engine_process: bool) -> LLM:
-    """Return an engine on `path`, without a tokenizer and without a prefix cache."""
+    """Return an engine for the model at `path`, without a tokenizer and without a prefix cache."""
     return LLM(
         str(path),
         skip_tokenizer_init=True,
@@ -72,7 +72,7 @@ def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
 def alternate(
     measure: Callable[[LLM, Case, int], float], engines: tuple[LLM, LLM], case: Case, repeats: int
 ) -> list[tuple[float, float]]:
-    """Return the figures of the first and the second engine for the same prompts, as pairs."""
+    """Return the results of the first and the second engine for the same prompts, as pairs."""
     pairs = []
     for repeat in range(-1, repeats):
         order = engines if repeat % 2 else engines[::-1]
@@ -93,9 +93,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="another checkpoint")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--first", type=int, default=200, help="runs for the first token")
+    parser.add_argument("--first", type=int, default=200, help="measurements of TTFT")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     path = arguments.model or make_checkpoint(MODEL, Path(".bench"))
     with (

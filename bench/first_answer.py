@@ -41,7 +41,7 @@ class Subject:
     """A command to measure.
 
     prompt: output after which `typed` is typed. answer: the first bytes of the answer. target_s:
-    the longest time.
+    the maximum time.
     """
 
     title: str
@@ -91,7 +91,7 @@ def clone(folder: Path) -> Subject:
 def seconds_to_first_answer(subject: Subject) -> float:
     """Run the command until its first answer is on the screen, then terminate it.
 
-    Raises RuntimeError with the end of the output if it ends without the answer.
+    Raises RuntimeError with the last output if the command exits without an answer.
     """
     master, slave = pty.openpty()
     env = {**os.environ, **subject.env}
@@ -115,7 +115,7 @@ def _converse(subject: Subject, master: int) -> None:
         piece = _read(master)
         if not piece:
             end = seen[-400:].decode(errors="replace")
-            raise RuntimeError(f"{subject.title} ended without an answer: {end}")
+            raise RuntimeError(f"{subject.title} exited without an answer: {end}")
         seen += piece
         if subject.prompt in seen and not is_typed:
             os.write(master, subject.typed.encode())
@@ -123,7 +123,7 @@ def _converse(subject: Subject, master: int) -> None:
 
 
 def _read(master: int) -> bytes:
-    """Return output of the terminal; nothing after the end of its last process."""
+    """Return output of the terminal, or b"" after its last process has exited."""
     try:
         return os.read(master, 4096)
     except OSError:  # EIO: on Linux, the end of a pseudo-terminal
@@ -139,7 +139,7 @@ def report(subject: Subject, runs: Sequence[float]) -> bool:
 
 
 def main() -> int:
-    """Print the figures. Return 1 if the target is missed."""
+    """Print the results. Return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chat", action="store_true", help="measure `dovetail chat`")
     parser.add_argument("--clone", action="store_true", help="measure `make chat` in a new clone")

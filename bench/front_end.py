@@ -3,13 +3,13 @@
 Method. Part one passes the columns of synthetic steps, one new token for each of N requests, to
 `OutputProcessor.process`, which creates the outputs; tokens are taken from real text with the demo
 model's tokenizer (byte-level BPE, 2,048 entries). After 16 warm-up steps, 100 steps are measured in
-CPU time of the thread; the figure is the median step divided by N. FINAL_ONLY includes the step
+CPU time of the thread; the result is the median step divided by N. FINAL_ONLY includes the step
 that ends all requests, divided among its tokens. The cost of adding a request is the median of 200
 calls of `FrontEnd`: validation, the engine's request, and the state of the completion.
 
 Part two runs `AsyncLLM` with N readers over an engine process with a worker that responds
 immediately, and divides the CPU time of this process by the number of tokens: the whole front end,
-including the thread that reads messages. The figure is the median of three runs.
+including the thread that reads messages. The result is the median of three runs.
 
     python bench/front_end.py [--requests N] [--repeats R] [--json FILE] [--no-streams]
 """
@@ -87,7 +87,7 @@ class Harness:
 def step_cost_us(
     harness: Harness, num: int, kind: RequestOutputKind, prompt_len: int = 100, **params: object
 ) -> float:
-    """Return the CPU time of one token in microseconds: the median over steps of `num` tokens."""
+    """Return the median CPU time per token in microseconds, over steps of `num` tokens."""
     processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
     ids = [f"r{number}" for number in range(num)]
     merged = SamplingParams(max_tokens=1 << 14, ignore_eos=True, **params)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
 
 
 def adding_cost_us(harness: Harness, prompt_len: int) -> float:
-    """Return the CPU time of adding a request, in microseconds: the median."""
+    """Return the median CPU time of adding a request, in microseconds."""
     processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
     prompt, params, times = harness.prompt(prompt_len), SamplingParams(max_tokens=100), []
     for number in range(NUM_ADDED):
@@ -177,7 +177,7 @@ def streams_cost_us(num: int, kind: RequestOutputKind) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure and print the figures."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)

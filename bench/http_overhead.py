@@ -6,7 +6,7 @@ lengths, offline as one call of `LLM.generate`, through HTTP as N streamed compl
 own connections. Time to the first token (TTFT): one request of one token on an idle engine; offline
 it is the time of `LLM.generate`. The order within a pair alternates. The script prints the medians,
 and the median of each pair's ratio and difference. The clients run in this process, and their CPU
-time is part of the figures.
+time is part of the results.
 
     python bench/http_overhead.py [--model DIR] [--clients 16] [--repeats 7] [--first 40]
 """
@@ -43,7 +43,7 @@ def prompts_of(seed: str, count: int, words: int) -> list[str]:
 
 
 def offline(llm: LLM) -> Run:
-    """Return the function that serves prompts offline."""
+    """Return a function that runs prompts with `LLM.generate` and returns the seconds."""
 
     def run(prompts: list[str], num_tokens: int) -> float:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -55,7 +55,7 @@ def offline(llm: LLM) -> Run:
 
 
 def through_http(peer: Peer) -> Run:
-    """Return the function that serves prompts as streams."""
+    """Return a function that streams prompts through HTTP and returns the seconds."""
 
     async def ask(prompts: list[str], num_tokens: int) -> float:
         start = time.perf_counter()
@@ -83,14 +83,14 @@ def pairs(
 
 
 def main() -> int:
-    """Print the figures. Return 1 if one misses its target."""
+    """Print the results. Return 1 if one misses its target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="checkpoint with a tokenizer")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--first", type=int, default=40, help="repeats of the first token")
+    parser.add_argument("--first", type=int, default=40, help="measurements of TTFT")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -4,8 +4,8 @@
 
 Method: the linear layers of the decoder are rounded with each rule and computed in float32, so that
 only the rule differs; the embedding, which is also the head, is not rounded. The weights are those
-of the file with noise (`quality/references.py`). Prints the mean KL divergence from float32 by
-text. Rules, for groups of 32 with codes from -8 to 7:
+of the file with noise (`quality/references.py`). Prints the mean KL divergence from float32 for
+each text. Rules, for groups of 32 with codes from -8 to 7:
 
 greatest   the weight with the greatest magnitude gets the code -8 (as in GGUF's Q4_0)
 fitted     the same codes; the scale minimizes the squared error (`int4` of Dovetail)

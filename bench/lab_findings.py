@@ -4,8 +4,8 @@ Method: each experiment is a file of examples/findings, run by the simulator wit
 model of the file. A claim is a direction: a policy has a lower or higher metric than another one,
 at one load. It is "reproduced" if the paired difference over the seeds has this direction and is
 distinguishable from zero (95 %, paired t test and bootstrap), "contradicted" if it has the other
-direction, and otherwise "not distinguishable". Factors of papers are not compared: they depend on
-the machine.
+direction, and otherwise "not distinguishable". The speedups that the papers report are not
+compared, because they depend on the machine.
 
     python bench/lab_findings.py [--only NAME,NAME] [--jobs N] [--out FOLDER] [--page FILE]
 """
@@ -37,7 +37,7 @@ TRACES = ("azure_conv", "azure_code", "mooncake_conversation", "mooncake_synthet
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about a policy: its metric is `expected` ("lower", "higher") than the baseline's."""
+    """A claim: a policy's metric is "lower" or "higher" (`expected`) than that of the baseline."""
 
     policy: str
     text: str
@@ -158,7 +158,7 @@ def mean(results: Results, policy: str, metric: str) -> float:
 
 
 def goodput_rows(results: dict[str, Results]) -> Iterable[str]:
-    """Yield the rows of the table of our own policy: compared with the best other policy."""
+    """Yield the table rows that compare our own policy with the best other policy."""
     yield (
         "| trace | best other policy | goodput (requests/s) | requests on time "
         "| TTFT, 90th percentile (s) | longest wait (s) |"

@@ -1,16 +1,16 @@
 """Measure how fast the lab's simulator is.
 
 Method: one process, one core, the policy fcfs, `max_num_seqs` 256, 2,048 tokens per step, 60,000
-blocks, the step-time model "linear". Times are CPU times of the process without building the
-workload; each case runs --repeats times, and the best and the median are printed.
+blocks, the step-time model "linear". Times are CPU times of the process, excluding the creation of
+the workload; each case runs --repeats times, and the best and the median are printed.
 
 - plain: the first requests of the trace azure:conv at 8 requests/s (about 46 requests per step);
-  every step is planned. A request-step is one request in one step; the figure is request-steps per
+  every step is planned. A request-step is one request in one step; the result is request-steps per
   second.
 - macro: the same trace at 0.2 requests/s, where stretches of decoding are computed at once.
   Requests per second, with and without prefix caching.
 - million: a million requests with the mean lengths of azure:conv (log-normal) at 0.2 requests/s,
-  without prefix caching, in a separate process; its wall time and the maximum of its memory.
+  without prefix caching, in a separate process; its wall time and peak memory.
 
     python bench/lab_speed.py [--repeats 3] [--million 1000000] [--json FILE]
 """
@@ -72,13 +72,13 @@ def make_setup(*, caching: bool) -> EngineSetup:
 
 
 def run(workload: Workload, *, macro_steps: bool, caching: bool) -> Measured:
-    """Simulate once. Raises RuntimeError if the run fails or a request has not ended."""
+    """Simulate once. Raises RuntimeError if the run fails or a request has not finished."""
     setup, step_times = make_setup(caching=caching), make_linear("linear")
     begun_s = time.process_time()
     result = simulate(workload, setup, step_times, macro_steps=macro_steps, record_steps=False)
     cpu_s = time.process_time() - begun_s
     if result.error or NEVER in result.requests.finished_ns:
-        raise RuntimeError(result.error or "a request has not ended")
+        raise RuntimeError(result.error or "a request has not finished")
     return Measured(
         requests_per_s=len(workload.requests) / cpu_s,
         request_steps_per_s=result.num_request_steps / cpu_s,
@@ -94,7 +94,7 @@ def print_case(name: str, values: list[float], unit: str) -> dict[str, object]:
 
 
 def run_million(num_requests: int) -> None:
-    """Run the long case and print its figures as JSON."""
+    """Run the long case and print its results as JSON."""
     begun_s = time.perf_counter()
     workload = make_workload(SYNTHETIC, num_requests, LIGHT_RATE)
     built_s = time.perf_counter() - begun_s
@@ -108,7 +108,7 @@ def main() -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--million", type=int, default=1_000_000, help="0 leaves the case out")
+    parser.add_argument("--million", type=int, default=1_000_000, help="requests; 0 omits the case")
     parser.add_argument("--only-million", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", default="")
     options = parser.parse_args()

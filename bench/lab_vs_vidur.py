@@ -4,8 +4,8 @@ Method: requests of azure:conv at a rate, `max_num_seqs` 128, blocks of 16 token
 model "linear". Vidur runs its Sarathi scheduler with chunks of 2,048 tokens; that is fcfs with
 2,048 tokens per step in Dovetail. Vidur gets a predictor with the same constants instead of its
 own, so that only scheduling differs; its metrics are disabled. The script prints requests per
-second of CPU time (without building the workload, imports or metrics), and the mean times to the
-first token and end to end, which show whether the schedules are alike.
+second of CPU time (excluding imports, metrics and the creation of the workload), and the mean TTFT
+and end-to-end latency, which show whether the schedules are similar.
 
     python bench/lab_vs_vidur.py --vidur CHECKOUT --python INTERPRETER [--repeats 3]
 """
@@ -38,7 +38,7 @@ MAX_MODEL_LEN = 16_384
 
 
 def run_own(workload: Workload, *, macro_steps: bool) -> dict[str, float]:
-    """Simulate with Dovetail. Return its figures."""
+    """Simulate with Dovetail. Return its results."""
     setup = EngineSetup(
         scheduler="fcfs",
         limits=SchedulerLimits(
@@ -54,7 +54,7 @@ def run_own(workload: Workload, *, macro_steps: bool) -> dict[str, float]:
     cpu_s = time.process_time() - begun_s
     columns, count = result.requests, len(workload.requests)
     if result.error or NEVER in columns.finished_ns:
-        raise RuntimeError(result.error or "a request has not ended")
+        raise RuntimeError(result.error or "a request has not finished")
 
     def mean_s(times_ns: object) -> float:
         pairs = zip(times_ns, columns.arrival_ns, strict=True)
@@ -65,7 +65,7 @@ def run_own(workload: Workload, *, macro_steps: bool) -> dict[str, float]:
 
 
 def run_vidur(workload: Workload, checkout: Path, python: Path) -> dict[str, float]:
-    """Simulate with Vidur in a separate process. Return its figures."""
+    """Simulate with Vidur in a separate process. Return its results."""
     constants = {
         name: DEFAULTS[f"{name}_ps"] / 1e12
         for name in ("step", "prefill_token", "decode", "kv_token")

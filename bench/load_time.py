@@ -11,7 +11,7 @@ in .bench/bytecode, as an installed package does.
     python bench/load_time.py [--model DIR] [--peers auto|a,b] [--peers-file FILE] [--rounds 5]
         [--max-ready-s 3.0] [--max-cached-s 2.0]
 
-The exit code is 1 if Dovetail's median until it is ready exceeds a limit.
+The exit code is 1 if the median of `ready` of Dovetail exceeds a limit.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Engine:
 
 
 def start(engine: Engine, checkpoint: Path, threads: int) -> Start:
-    """Start the engine in a new process, measure it, and end the process."""
+    """Start the engine in a new process, measure it, and terminate the process."""
     contender = engine.contender
     begin = time.perf_counter()
     child = Child(contender.python, contender.adapter, contender.env)

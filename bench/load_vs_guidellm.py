@@ -1,18 +1,18 @@
-"""Compare the figures of `dovetail bench serve` with those of guidellm for the same load.
+"""Compare the results of `dovetail bench serve` with those of guidellm for the same load.
 
 Method. The server of `server_cost.py` (a worker without a model, paced steps) is measured by both
 programs in turn, in each round: requests at a constant rate, with the same number of requests, and
-the same lengths of prompts and outputs. Printed are the medians over the rounds of the p50 of TTFT
-and ITL of both programs, and the ratio of the medians. The exit code is 1 if a ratio is not within
-MAX_DIFFERENCE of 1.
+the same lengths of prompts and outputs. For each program, the script prints the p50 of TTFT and ITL
+(medians over the rounds), and then the ratios of the two programs. The exit code is 1 if a ratio is
+not within MAX_DIFFERENCE of 1.
 
 With `--streams` the load is a closed loop instead. Its TTFT is not comparable: a client that sends
-its next request right after a step has ended waits for nearly the whole next step, and a client
-that takes some milliseconds between two requests waits for less of it.
+its next request right after a step has ended waits for nearly the whole next step, but a client
+that pauses some milliseconds between two requests waits for a shorter part of that step.
 
 guidellm reports 1 to 2 ms more per TTFT in an open loop (4.8 instead of 3.9 ms with `--step-ms 1`),
-which is the time that its client takes. Steps of 50 ms, as of a model of some billion parameters,
-make this a small part of the figure.
+which is the time that its client takes. With steps of 50 ms, as for a model with a few billion
+parameters, this is a small part of the result.
 
 guidellm needs its own environment, because it depends on other versions of shared packages:
 
@@ -48,7 +48,7 @@ Figures = dict[str, float]
 
 
 def measure_dovetail(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
-    """Return the figures of `dovetail bench serve`."""
+    """Return the results of `dovetail bench serve`."""
     file = folder / "dovetail.json"
     _run(
         [
@@ -70,7 +70,7 @@ def measure_dovetail(server: Server, args: argparse.Namespace, seed: int, folder
 
 
 def measure_guidellm(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
-    """Return the figures of guidellm."""
+    """Return the results of guidellm."""
     file, url = folder / "guidellm.json", f"http://{server.host}:{server.port}"
     sizes = f"prompt_tokens={args.input_len},output_tokens={args.output_len}"
     _run(
@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure_all(args: argparse.Namespace) -> dict[str, list[Figures]]:
-    """Measure both programs in turn. Return the figures of each round by program."""
+    """Measure both programs in turn. Return the results of each round by program."""
     figures: dict[str, list[Figures]] = {name: [] for name in PROGRAMS}
     server = start(max(64, args.streams or 0), 1, args.step_ms)
     try:
@@ -148,7 +148,7 @@ def measure_all(args: argparse.Namespace) -> dict[str, list[Figures]]:
 
 
 def main() -> int:
-    """Measure and print the figures."""
+    """Measure and print the results."""
     args = parse()
     figures = measure_all(args)
     is_within = True

@@ -6,7 +6,7 @@ contains llama-cpp-python, gguf and numpy (peers/README.md). Without it, only Do
 Method: both engines run in child processes with the same random weights in int8 (GGUF: Q8_0) and
 the same prompt, whose prefill is not measured: both keep it as a cached prefix. A step is the
 difference between outputs of 1 and of 1 + STEPS tokens, divided by STEPS. Engines alternate; each
-figure is the median of the rounds. `--layers` cuts the 0.6B shape, because the prefill of a very
+result is the median of the rounds. `--layers` cuts the 0.6B shape, because the prefill of a very
 long prompt takes minutes: then a step has a larger share of the output layer. KV caches: `auto` is
 bf16 (llama.cpp: f16), `int8` has a scale per token and head (llama.cpp: Q8_0, scales per 32).
 `--plain` is needed for llama-cpp-python 0.3.36 on processors with AMX: its AMX layout crashes.
@@ -61,7 +61,7 @@ class Contender:
         return (self.seconds(prompt, 1 + STEPS) - first) / STEPS * 1e3
 
     def close(self) -> None:
-        """End the process."""
+        """Terminate the process."""
         self._child.close()
 
 
@@ -85,7 +85,7 @@ def contenders_of(requested: Any, model: Path) -> dict[str, Contender]:
 
 
 def main() -> None:
-    """Print the milliseconds of a step of each engine and the ratio."""
+    """Print the step time of each engine in milliseconds, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--context", type=int, default=8192, help="tokens of the prompt")
     parser.add_argument("--cache", default="auto", choices=sorted(PEER_CACHE))

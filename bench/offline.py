@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=OFFLINE_CASES, default=OFFLINE_CASES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="write the figures to this file, too")
+    parser.add_argument("--json", help="also write the results to this file")
     arguments = parser.parse_args()
     rows = []
     print(f"torch {torch.__version__}, {arguments.threads} threads; output tokens per second")

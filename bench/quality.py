@@ -4,8 +4,8 @@ The script measures perplexity, KL divergence and top-1 agreement at every posit
 1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights. Weights: a GGUF file
 (default: smollm2), dequantized to bf16 ("published"); and the same weights with noise, so that no
 format can recover the quantization of the file (`off_grid`, used to compare formats). Each format
-runs in a separate process, with the settings of its speed benchmark. Also the errors of single
-layers of all-MiniLM-L6-v2, if its directory is given.
+runs in a separate process, with the settings of its speed benchmark. The script also measures the
+errors of single layers of all-MiniLM-L6-v2, if its directory is given.
 
     python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR] [--keep]
 
@@ -83,17 +83,21 @@ def _pythons(args: argparse.Namespace) -> dict[str, str]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one chunk, off grid, own formats")
+    parser.add_argument(
+        "--quick", action="store_true", help="one chunk, noisy weights, own formats"
+    )
     parser.add_argument("--model", default="smollm2", help="a GGUF file or a model's name")
     parser.add_argument("--minilm", type=Path, help="directory of all-MiniLM-L6-v2")
-    parser.add_argument("--fidelity", action="store_true", help="one file in two engines")
+    parser.add_argument("--fidelity", action="store_true", help="compare one file in two engines")
     parser.add_argument("--chunks", type=int, help="maximum chunks per text (default: 4, or 12)")
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
     parser.add_argument("--formats", nargs="+", help="names of formats (default: all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--llamacpp-python")
     parser.add_argument("--openvino-python")
-    parser.add_argument("--keep", action="store_true", help="keep finished formats of --out")
+    parser.add_argument(
+        "--keep", action="store_true", help="do not measure the formats in --out again"
+    )
     parser.add_argument("--out", type=Path, default=HERE.parent / ".bench" / "quality")
     args = parser.parse_args()
     args.chunks = args.chunks or (12 if args.fidelity else 4)

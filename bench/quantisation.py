@@ -1,7 +1,7 @@
 """Measure the accuracy of quantized weights: KL divergence, most likely tokens, correct answers.
 
 Method: teacher-forced logits at every position; each format is compared with bfloat16 linear layers
-of torch on the same weights. Figures: KL(bf16 || format) in nats, and the share of positions with
+of torch on the same weights. Results: KL(bf16 || format) in nats, and the share of positions with
 the same most likely token. Texts: held-out questions in the demo model's chat format with its own
 answers, and random tokens on a random-weight checkpoint (`checkpoints.py`), which are the hardest
 because its distributions are flat. Then the demo model answers held-out questions of its ten tasks
@@ -154,7 +154,7 @@ def questions(per_task: int) -> list[tuple[str, str]]:
 def answer(
     form: Format | None, requested: Sequence[tuple[str, str]]
 ) -> tuple[float, list[list[int]]]:
-    """Return the share of correct answers of the demo model, and the token ids of each whole text.
+    """Return the demo model's share of correct answers, and the token ids of each conversation.
 
     form: None for bfloat16 with torch's linear layers.
     """
@@ -185,7 +185,7 @@ def random_texts(num_tokens: int) -> list[list[int]]:
 
 
 def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMATS) -> list[dict]:
-    """Return a row of figures for each format. random_tokens: 0 omits the random model."""
+    """Return a row of results for each format. random_tokens: 0 omits the random model."""
     from dovetail_demo_model import model_dir
 
     requested = questions(per_task)

@@ -2,12 +2,12 @@
 
 Method: one writer sends plans of N decoding rows, which differ from each other, to R reader
 processes. Throughput: the writer encodes and sends; each reader receives and decodes every plan and
-responds after the last one. The figure is plans per second from the first send to the last
+responds after the last one. The result is plans per second from the first send to the last
 response.
 Latency: the writer sends one plan and waits until every reader has confirmed it over a pipe. All
 methods use the same pipe and its cost is included, so compare methods, not machines. Methods:
 `ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`,
-one `multiprocessing.Queue` per reader with pickled plans. Figures are medians of the repeats after
+one `multiprocessing.Queue` per reader with pickled plans. Results are medians of the repeats after
 one warm-up; the methods alternate.
 
     python bench/ring.py [--rows 256] [--readers 2] [--plans 20000] [--repeats 5] [--json FILE]
@@ -189,7 +189,7 @@ def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int
 
 
 def main() -> None:
-    """Measure and print the figures."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--readers", type=int, default=2)

@@ -3,9 +3,9 @@
 Run `python bench/runner_step.py`. Method: all requests decode in every step, and each request
 starts a new block in every sixteenth step. The model returns random logits of width 256 and has no
 attention. "host": the path of synchronous devices, which gathers each step again. "device": the
-path of asynchronous devices, on a fake device that copies immediately; its figures include torch
+path of asynchronous devices, on a fake device that copies immediately; its results include torch
 operations on the CPU, which are launches on a real device. A step is `execute_model`,
-`sample_tokens` and the handle's result; each figure is the median of the steps after the first
+`sample_tokens` and the handle's result; each number is the median of the steps after the first
 fifty.
 """
 

@@ -5,7 +5,7 @@ and are measured in turn, so that they share the machine's conditions. In each r
 number of clients, every client sends streamed completions one after another, with the same prompts
 and the same number of tokens, to one server. Goodput counts the requests that met both limits:
 `--ttft-s` for the time to the first token (TTFT) and `--itl-s` for the mean time between tokens
-(ITL). The figures are medians of the rounds. All cells are printed.
+(ITL). The results are medians of the rounds. All cells are printed.
 
 llama-server gets one slot for each client, and no cache of prompts in memory, since no prompt
 occurs twice.
@@ -56,7 +56,7 @@ class Load:
 
 @dataclass
 class Cell:
-    """The measurements of one server with one number of clients, one value for each round."""
+    """The measurements of a server for a number of clients. The lists have one value per round."""
 
     requests_s: list[float] = field(default_factory=list)
     goodput_s: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Cell:
 
 @dataclass
 class Peer:
-    """A running server. model: the name in its requests."""
+    """A running server. model: the model name that requests contain."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -165,7 +165,7 @@ async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, lis
 
 
 async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -> None:
-    """Measure a server with a number of clients for one round. Add the figures to `cell`."""
+    """Measure a server with a number of clients for one round. Add the results to `cell`."""
     results: list[tuple[float, list[float]]] = []
 
     async def client(number: int) -> None:

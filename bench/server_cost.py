@@ -2,12 +2,12 @@
 
 Method. `dovetail serve` runs with a worker without a model, so that its own process does only the
 work of a server: HTTP, detokenization, events. N clients in this process send one streamed chat
-request each and read all events. The figure is the user and system time of the server's process
+request each and read all events. The result is the user and system time of the server's process
 (without the engine's process and without the clients) between the first request and the last event,
 divided by the number of streamed tokens: the median of the runs.
 
 Each step of the worker takes `--step-ms`. If the server and the clients need more than this time
-for a step, several tokens share one event; the number of events per token is printed. A figure is
+for a step, several tokens share one event; the number of events per token is printed. A result is
 only valid for single tokens if this number is about 1. With 0 the worker answers immediately.
 
 With several API processes, the time of all of them and of the main process counts.
@@ -140,7 +140,7 @@ async def run(host: str, port: int, streams: int, num_tokens: int) -> int:
 
 @dataclass
 class Costs:
-    """The costs of the runs with one number of API processes: µs and events for each token."""
+    """The µs and events per token of each run with a given number of API processes."""
 
     us: list[float]
     events: list[float]
@@ -175,7 +175,7 @@ def measure_all(kwargs: argparse.Namespace) -> dict[int, Costs]:
 
 
 def main() -> None:
-    """Measure and print the figures."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=100)

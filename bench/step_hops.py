@@ -68,7 +68,7 @@ def summary(hops: dict[tuple[str, str, str], int]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the hops of one request, or with `--write` put their number into docs/step.md."""
+    """Print the hops of one request, or with `--write` write their number to docs/step.md."""
     hops = follow_request()
     if arguments == ["--write"]:
         head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)

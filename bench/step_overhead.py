@@ -355,7 +355,7 @@ COLUMNS = (
 def main() -> int:
     """Print the table. Return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", help="write the figures to this file, too")
+    parser.add_argument("--json", help="also write the results to this file")
     arguments = parser.parse_args()
     print(f"EngineCore.step() with a null executor, Python {platform.python_version()}")
     print("  ".join(title.rjust(int(style.split(".")[0])) for title, _, style in COLUMNS))

@@ -1,16 +1,17 @@
 """Measure the cost of a grammar per step, without other engines.
 
-Method. Two engines of one model, each with a batch of 16 greedy requests. The grammar does not end
-within the measured tokens. In each round the same prompts run free and constrained, in turn; a
-step's duration is the wall time of a round divided by its number of steps. The figures are medians
-of the rounds and of their ratios. "without" is an engine with `grammar_backend="none"`, which shows
-the cost of the plugin for a batch without constraints. The first token of a cached grammar is
-compared with that of a free request, alone in the engine.
+Method. Two engines of one model, each with a batch of 16 greedy requests. No output completes its
+grammar within the measured tokens. In each round the same prompts run without and with the grammar,
+in turn; a step's duration is the wall time of a round divided by its number of steps. The results
+are medians of the rounds and of their ratios. "without" is an engine with `grammar_backend="none"`,
+which shows the cost of the plugin for a batch without constraints. For a single request, the time
+to the first token with a cached grammar is compared with that of an unconstrained request.
 
 With `--burst 64`, that many requests of 4 prompt tokens and 4 output tokens arrive together while 4
-unconstrained requests generate. Each has a new schema of 20 properties. The figures are ratios of
-the times between the tokens of the 4 requests: with new schemas to with the same schemas, now
-compiled. (The additional requests make steps longer in both cases.)
+unconstrained requests generate. Each has a new schema of 20 properties. The burst is then repeated
+with the same schemas, which are now compiled. The results are the ratios of the ITL of the 4
+requests in the first burst to that in the second. (The additional requests make steps longer in
+both.)
 
     python bench/structured_cost.py [--model smollm2] [--tokenizer DIR] [--requests 16]
         [--rounds 9] [--tokens 96] [--burst 64]
@@ -93,7 +94,7 @@ def new_schema(number: int) -> dict[str, Any]:
 
 
 def intervals_ms(llm: LLM, args: argparse.Namespace, first: int) -> list[float]:
-    """Return the times between tokens of 4 unconstrained requests until other requests have ended.
+    """Return the times between tokens of 4 unconstrained requests until the others have finished.
 
     first: number of the first schema.
     """

@@ -3,11 +3,11 @@
 Method. Dovetail's server and one vLLM server for each of its grammar libraries run at the same time
 on the same checkpoint, and are measured in turn, so that they share the machine's conditions. In
 each round, every client sends streamed completions one after another. Loads: "free" without a
-grammar, "known" with JSON schemas that the server has compiled before, "new" with a separate
-schema for each request. Throughput counts generated tokens, because outputs end at different
-positions. The figures are medians of the rounds. The cost of a grammar is the ratio to "free" of
-the same server in the same round. Every output that ended by itself must be valid JSON with the
-keys of its schema.
+grammar, "known" with JSON schemas that the server has compiled before, "new" with a separate schema
+for each request. Throughput counts generated tokens, because outputs end at different positions.
+The results are medians of the rounds. The cost of a grammar is the ratio to "free" of the same
+server in the same round. Every output that ended before the length limit must be valid JSON with
+the keys of its schema.
 
     python bench/structured_vs.py --model CHECKPOINT [--vllm-python PY] [--clients 16] [--rounds R]
 """
@@ -35,7 +35,7 @@ _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 
 @dataclass
 class Cell:
-    """The measurements of one server with one load, one value for each round."""
+    """The measurements of a server under one load. The lists have one value per round."""
 
     tokens_s: list[float] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(kw_only=True)
 class Answer:
-    """A finished completion: when it was sent, the times of its texts, and its end."""
+    """A finished completion. begun: when it was sent. times: when each piece of text arrived."""
 
     begun: float
     times: list[float]
@@ -102,15 +102,15 @@ async def complete(peer: Peer, fields: dict[str, Any]) -> Answer:
 
 
 def check(response: Answer, schema: dict[str, Any]) -> None:
-    """Raise SystemExit for an output that ended by itself and is not valid."""
+    """Raise SystemExit for an invalid output that ended before the length limit."""
     if response.finish_reason == "stop" and list(json.loads(response.text)) != schema["required"]:
-        raise SystemExit(f"not valid: {response.text[:200]}")
+        raise SystemExit(f"an output violates its schema: {response.text[:200]}")
 
 
 async def measure(
     peer: Peer, load: str, arguments: argparse.Namespace, seed: int, cell: Cell
 ) -> None:
-    """Measure a server with a load for one round. Add the figures to `cell`."""
+    """Measure a server with a load for one round. Add the results to `cell`."""
     results: list[Answer] = []
 
     async def client(number: int) -> None:

@@ -2,7 +2,7 @@
 
 Run `python bench/torch_attention.py`. Method: several layers, each with its own cache, are called
 one by one, as in a model, so that no data of the previous call is in the processor's
-cache; blocks are in random order. After two warm-up rounds, each figure is the median of the
+cache; blocks are in random order. After two warm-up rounds, each result is the median of the
 rounds, with the fastest and the slowest round. "ragged" batches have context lengths evenly
 distributed from a quarter to the full length. GiB/s counts the keys and values that decodes must
 read, once each.
@@ -55,7 +55,7 @@ def measure(call: Callable[[], object], rounds: int) -> list[float]:
 
 
 def run(step: Step, heads: tuple[int, int, int], rounds: int) -> str:
-    """Return a line with the figures of one step."""
+    """Return a line with the results of one step."""
     num_heads, num_kv_heads, head_size = heads
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=num_kv_heads, head_size=head_size, dtype="bfloat16"

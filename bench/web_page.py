@@ -6,10 +6,10 @@ and the page measures the time between frames; the script prints the longest one
 frames.
 
 Live view. The server of `server_cost.py` (a worker without a model, paced steps) streams to 256
-clients, whose requests end one after another. Windows with and without a reader of `GET /steps`
-alternate; the reader reads twice per second, as the page does. Printed is the CPU time of the
-server's and the engine's process per second, in percent of a core, and the median of the
-differences of neighbouring windows.
+clients, whose requests finish one after another. Windows with and without a reader of `GET /steps`
+alternate; the reader reads twice per second, as the page does. The script prints the CPU time of
+the server process and the engine process, in percent of a core, and the median of the differences
+of adjacent windows.
 
     python bench/web_page.py [--repeats R] [--streams N] [--step-ms MS] [--window-s S]
 """
@@ -87,7 +87,7 @@ class Reader(threading.Thread):
         self._connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
 
     def run(self) -> None:
-        """Read until the process ends."""
+        """Read while `active` is set, until the process exits."""
         after = 0
         while self.active.wait():
             self._connection.request("GET", f"/steps?after={after}&max_steps=1024")

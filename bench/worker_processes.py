@@ -3,7 +3,7 @@
 Method: a scripted worker takes a fixed time per step (it sleeps, as a host that waits for a
 device), and a scheduler takes a fixed extra time (it computes); N requests decode through the
 engine core. Executors: `uniproc`, with the worker in this process, and `multiproc`, with a worker
-process. Depth 1 is `EngineCore.step`, depth 2 `step_with_batch_queue`. A figure is the time per
+process. Depth 1 is `EngineCore.step`, depth 2 `step_with_batch_queue`. A result is the time per
 step from the first to the last result of 200 steps, after 30 warm-up steps; median, minimum and
 maximum of the alternating repeats. Without overlap a step takes worker + scheduler + other work;
 with full overlap, the longer of worker and scheduler + other work. The last line of each size is
@@ -179,7 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="write the figures to this file, too")
+    parser.add_argument("--json", help="also write the results to this file")
     arguments = parser.parse_args()
     cases = [
         Case(

@@ -4,11 +4,12 @@ Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`).
 script reports this and exits with code 3.
 
 Method: several layers with separate caches, together at least four times the GPU's last-level
-cache, are called one by one, as in a model, with blocks in random order; the calls are
-captured in a graph, so that the figures exclude the host's work. Each figure is the median of the
-rounds without the first two. The rate of decodes counts the bytes of keys and values of useful
-tokens. It is compared with the rate of a copy in the same process, which counts bytes read and
-written. Prefills count 4 H D for each pair of a token and a token that it attends to.
+cache, are called one by one, as in a model, with blocks in random order; the calls are captured in
+a graph, so that the metrics exclude the host's work. Each metric is the median of the rounds
+without the first two. The rate of a decode counts the bytes of keys and values of useful tokens. It
+is compared with the rate of a copy in the same process, which counts bytes read and written. The
+rate of a prefill counts 4 H D operations for each pair of a query token and a key token that it
+attends to.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ MORE_STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the result."""
+    """One measurement."""
 
     name: str
     value: float
@@ -205,7 +206,7 @@ def time_layer(step: Step, device: torch.device) -> float:
 
 
 def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
-    """Yield the figures one by one, the share of the copy rate last."""
+    """Yield the metrics one by one, the share of the copy rate last."""
     copy = copy_bandwidth(device)
     yield Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")
     shares = []
@@ -226,9 +227,9 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Measure and print the figures, and write them to a file. Return the exit code."""
+    """Measure and print the metrics, and write them to a file. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")
     parser.add_argument("--small", action="store_true", help="fewer cases")
     chosen = parser.parse_args()
@@ -240,7 +241,7 @@ def main() -> int:
     for figure in measure(steps, torch.device(chosen.device)):
         print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}", flush=True)
         figures.append(asdict(figure))
-        if chosen.json:  # after each figure, so that a process killed at its deadline keeps them
+        if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
             part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)

@@ -1,6 +1,6 @@
-"""The sections of the GPU check, their figures and the targets of these figures.
+"""The sections of the GPU check, their metrics and the targets of these metrics.
 
-The check runs the sections of this list; the printed table and `docs/gpu.md` show them. A figure
+The check runs the sections of this list; the printed table and `docs/gpu.md` show them. A metric
 that a run does not measure is shown as "never run". The script uses the standard library only.
 """
 
@@ -36,7 +36,7 @@ DEVICE_PLUGINS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FigureSpec:
-    """One figure. what: a short description. at_least, at_most: the target; None for no target."""
+    """One metric. what: a short description. at_least, at_most: the target; None for no target."""
 
     name: str
     what: str
@@ -65,7 +65,7 @@ class SectionSpec:
     question: the question that the section answers.
     deadline_s: time limit on a device.
     on_cpu: whether its result is useful on a CPU.
-    figures: the figures that it measures.
+    figures: the metrics that it measures.
     module: the module with its `run`; "" for the module of the same name in `gpu.sections`.
     accepted: states, besides "ok", that are not a failure of the check.
     """

@@ -5,7 +5,7 @@
     python bench/gpu/check.py --device fake --small  the same on a fake device
 
 Each section runs in a separate process with a deadline, and its result is on disk before the next
-section begins. If a section fails, hangs or lacks a package, only its own figures are missing. If
+section begins. If a section fails, hangs or lacks a package, only its own metrics are missing. If
 `.gpu-bundle` exists (`make gpu-bundle`), its wheels are installed into a private directory first.
 Exit code 0: all sections pass and every target is reached; 1: a failure; 2: there is no GPU. This
 program needs only the standard library.
@@ -214,7 +214,7 @@ def install(bundle: Path, site: Path, scratch: Path) -> str:
         folder=scratch,
         deadline_s=_INSTALL_S,
     )
-    return "" if ended.code == 0 else f"pip ended with {ended.code}: {ended.output}"
+    return "" if ended.code == 0 else f"pip exited with code {ended.code}: {ended.output}"
 
 
 def _unrun(state: str, why: str) -> dict[str, Any]:
@@ -227,7 +227,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--device", default="auto", help="auto, cuda, rocm, xpu; or cpu, fake to try it out"
     )
-    parser.add_argument("--small", action="store_true", help="sizes for which a CPU needs seconds")
+    parser.add_argument(
+        "--small", action="store_true", help="small sizes, which a CPU runs in seconds"
+    )
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
     parser.add_argument(

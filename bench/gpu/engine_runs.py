@@ -87,7 +87,7 @@ def run_engine(
 
 
 def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
-    """Return parameters for random sampling. Greedy texts of random models soon repeat."""
+    """Return parameters for random sampling. Greedy outputs of random models soon repeat."""
     return SamplingParams(
         temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
     )

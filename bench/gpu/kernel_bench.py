@@ -1,4 +1,4 @@
-"""Runs a benchmark script of this directory as a section of the check and reports its figures."""
+"""Runs a benchmark script of this directory as a section of the check and reports its metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARGIN_S = 4.0
 
 
 def run_script(name: str, task: Task, report: Report) -> None:
-    """Run `NAME.py --json FILE --device TYPE` until its deadline and report its figures.
+    """Run `NAME.py --json FILE --device TYPE` until its deadline and report its metrics.
 
     Exit code 3 means that its device is not available; other nonzero codes are failures.
     """
@@ -35,9 +35,9 @@ def run_script(name: str, task: Task, report: Report) -> None:
     if ended.code == NO_DEVICE_CODE:
         raise NeedsDeviceError(ended.output)
     if ended.code is None:
-        report.fail(f"{name}.py was not done within {deadline_s:.0f} s; {ended.output}")
+        report.fail(f"{name}.py did not finish within {deadline_s:.0f} s; {ended.output}")
     elif ended.code != 0:
-        report.fail(f"{name}.py ended with {ended.code}: {ended.output}")
+        report.fail(f"{name}.py exited with code {ended.code}: {ended.output}")
     if file.is_file():
         for item in json.loads(file.read_text(encoding="utf-8"))["figures"]:
             report.figure(

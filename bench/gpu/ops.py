@@ -3,8 +3,8 @@
 Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU, the script
 reports this and exits with code 3.
 
-Method: calls are captured in a graph and replayed, so that the figures exclude the host's work;
-calls that cannot be captured are timed one by one. Each figure is the median of the rounds without
+Method: calls are captured in a graph and replayed, so that the metrics exclude the host's work;
+calls that cannot be captured are timed one by one. Each metric is the median of the rounds without
 the first two; bytes are the bytes that must be read and written once. The host time of a call is
 measured separately.
 """
@@ -38,7 +38,7 @@ THEIRS = TorchOps()
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the result."""
+    """One measurement."""
 
     name: str
     value: float
@@ -243,7 +243,7 @@ def comparisons(device: torch.device, *, small: bool) -> Iterator[Comparison]:
 
 
 def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
-    """Yield the figures of all comparisons."""
+    """Yield the metrics of all comparisons."""
     for comparison in comparisons(device, small=small):
         ours = time_call(comparison.ours)
         theirs = time_call(comparison.theirs, in_graph=comparison.their_graph)
@@ -261,9 +261,9 @@ def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Measure and print the figures, and write them to a file. Return the exit code."""
+    """Measure and print the metrics, and write them to a file. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")
     parser.add_argument("--small", action="store_true", help="fewer cases")
     chosen = parser.parse_args()
@@ -274,7 +274,7 @@ def main() -> int:
     for figure in measure(torch.device(chosen.device), small=chosen.small):
         print(f"{figure.name:48} {figure.value:10.1f} {figure.unit:5} {figure.note}", flush=True)
         figures.append(asdict(figure))
-        if chosen.json:  # after each figure, so that a process killed at its deadline keeps them
+        if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
             part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)

@@ -1,4 +1,4 @@
-"""The report of a section: figures, counts and failures, written to disk immediately.
+"""The report of a section: metrics, counts and failures, written to disk immediately.
 
 The section's process writes it and the check reads it, so that a section that hangs or crashes
 keeps its results. Standard library only.
@@ -31,7 +31,7 @@ _NUM_FRAMES = 3
 
 
 class NeedsDeviceError(Exception):
-    """The section does not apply to the available device. The text gives the reason."""
+    """The section does not apply to the available device. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def figure(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
-        """Add a figure. unit: only for figures that the catalogue does not list. note: a remark."""
+        """Add a metric. unit: only for metrics that the catalogue does not list. note: a remark."""
         self.figures.append({"name": name, "value": value, "unit": unit, "note": note})
         self._write()
 

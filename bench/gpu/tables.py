@@ -1,6 +1,6 @@
 """Formats the results of `make gpu-check` for a terminal, for `docs/gpu.md` and for manifests.
 
-A figure that a run does not contain is shown as "never run". The script uses the standard library
+A metric that a run does not contain is shown as "never run". The script uses the standard library
 only.
 """
 
@@ -19,7 +19,7 @@ _PASSED = "passed"
 
 
 def aims_missed(run: Run) -> list[str]:
-    """Return "section: figure" for every figure that misses its target. None for small runs."""
+    """Return "section: metric" for every metric that misses its target. None for small runs."""
     if run["small"]:
         return []
     missed = []
@@ -60,7 +60,7 @@ def headline(run: Run) -> str:
 
 
 def page_block(run: Run | None) -> str:
-    """Return a Markdown table of all sections and figures. run: None if nothing was ever run."""
+    """Return a Markdown table of all sections and metrics. run: None if nothing was ever run."""
     lines = ["| section | figure | target | result |", "|---|---|---|---|"]
     for spec in SECTIONS:
         section = {} if run is None else run["sections"].get(spec.name, {})

@@ -1,7 +1,7 @@
 """Measures the throughput of a model shape, and the host time of a step of 256 requests.
 
 The model has random weights from the `dummy` loader in bf16. Requests have random prompts of 128
-tokens and 256 output tokens, greedy, without a prefix cache. Figures are the median of three runs
+tokens and 256 output tokens, greedy, without a prefix cache. Metrics are the median of three runs
 for one request and of two runs for 256 requests, each after a short warm-up of the same kind. The
 host time of a step excludes the time that the host waits for results; the launch time is the part
 that the worker uses.

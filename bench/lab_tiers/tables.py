@@ -23,8 +23,8 @@ BLOCK_SIZE = 16
 class Table:
     """A table of the page.
 
-    passed, judged: cells that reach their limit, and all cells with a limit. load: the mean load of
-    the machine (runnable processes) at the start and at the end.
+    judged: number of cells with a limit. passed: number of these that meet it. load: the mean load
+    of the machine (runnable processes) at the start and at the end.
     """
 
     tier: str
@@ -41,7 +41,7 @@ class Table:
         return "yes" if ok else "**no**"
 
     def plain(self) -> dict[str, Any]:
-        """Return the table as plain data, at its end."""
+        """Return the finished table as plain data, with the load at this time."""
         return {**vars(self), "load": [*self.load, os.getloadavg()[0]]}
 
 

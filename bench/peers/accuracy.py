@@ -2,7 +2,7 @@
 
 Speed is compared at equal accuracy: an engine is part of a ratio if its KL divergence from float32,
 on weights that no format represents exactly, is at most 1.25 times that of Dovetail in the same
-format. An engine without a figure is not part of a ratio. In bf16, no weights are rounded, and
+format. An engine without a result is not part of a ratio. In bf16, no weights are rounded, and
 every engine is compared.
 """
 
@@ -43,7 +43,7 @@ NAMES = {
 class Accuracy:
     """kl: mean KL divergence from float32 in nats, by engine and format.
 
-    origin: source of the figures.
+    origin: source of the results.
     """
 
     kl: Mapping[tuple[str, str], float]
@@ -60,7 +60,7 @@ class Accuracy:
 def read_accuracy(path: Path) -> Accuracy:
     """Read the JSON file of `bench/quality.py`. Raises ResultsError if the file is invalid.
 
-    If Dovetail's figures for int8 or int4 are missing, raises a ValueError that names the format.
+    If Dovetail's results for int8 or int4 are missing, raises a ValueError that names the format.
     """
     result = read(path)
     rows = {row["format"]: row for row in result["rows"] if row["weights"] == OFF_GRID}

@@ -1,7 +1,7 @@
 """The parent's side of the line protocol: child processes that serve requests with a deadline.
 
 The module does not depend on the kinds of requests. If a child fails, exits or is late, the caller
-gets a `ChildError` with the end of the child's output, reports it and continues.
+gets a `ChildError` with the child's last output, reports it and continues.
 """
 
 from __future__ import annotations

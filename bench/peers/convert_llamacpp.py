@@ -47,7 +47,7 @@ def write_gguf(model: Path, out: Path) -> None:
 
 
 def quantise(source: Path, out: Path, kind: int) -> None:
-    """Write a copy of a GGUF file in another type, also of quantized tensors."""
+    """Write a copy of a GGUF file in another type. Quantized tensors are requantized."""
     params = native.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = kind, True
     code = native.llama_model_quantize(str(source).encode(), str(out).encode(), params)
@@ -97,7 +97,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 def _stacked(tensors: Iterable[tuple[str, Any]], num_experts: int) -> Iterator[tuple[str, Any]]:
     """Yield the weights of a layer's experts as one tensor [E, …], and other weights as they are.
 
-    Without its number, the name of an expert's weight is the name that llama.cpp's table contains.
+    llama.cpp's table contains the name of an expert's weight without the number of the expert.
     """
     experts: dict[str, dict[int, Any]] = {}
     for name, bits in tensors:

@@ -100,7 +100,7 @@ ENGINES = {
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve until stdin is closed."""
     embedder: list[Any] = []
 
     def load(engine: str, model: str, precision: str, threads: int) -> dict[str, Any]:

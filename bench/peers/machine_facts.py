@@ -1,4 +1,4 @@
-"""Describes the machine that produced the figures, without names of hosts or users."""
+"""Describes the machine that produced the results, without names of hosts or users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the figures of a case from the seconds that an engine takes for its requests.
+"""Computes the results of a case from the seconds that an engine takes for its requests.
 
 A `SendCase` sends the prompts of a case and returns the seconds that the engine took.
 """
@@ -43,7 +43,7 @@ while os.getppid() == parent and time.monotonic() < end:
 class Measure:
     """The method that measures one case.
 
-    title: title of its column. run: sends requests and returns figures; the tables show "value".
+    title: title of its column. run: sends requests and returns results; the tables show "value".
     bound: the best value that the machine allows; None if unknown.
     """
 

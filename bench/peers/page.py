@@ -63,7 +63,7 @@ RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and fo
 
 
 def http_section(page: str) -> str:
-    """Return the section "Through HTTP" of an existing page, or an empty text."""
+    """Return the section "Through HTTP" of an existing page, or ""."""
     _, actual, rest = page.partition(f"\n{HTTP_HEADING}\n")
     return actual + rest
 
@@ -73,7 +73,7 @@ def performance_page(
 ) -> str:
     """Return the page for the results of runs of `cpu_vs.py`. note: text at the top.
 
-    accuracy: figures of `quality.py` that are shown next to the speed, and determine the compared
+    accuracy: results of `quality.py` that are shown next to the speed, and determine the compared
     engines.
 
     Results of one machine, commit and model are combined in one section.

@@ -3,7 +3,7 @@
 Read bandwidth: each thread runs libc's `memchr` over its part of 256 MiB and searches for a byte
 that does not occur, which reads each cache line once and writes nothing. In tests it was as fast as
 a loop of 512-bit loads. GEMM: torch, 2,048³, or 512³ if the larger product would take longer than
-`MAX_GEMM_S`, as on CPUs without instructions for the type. Each figure is the best of several
+`MAX_GEMM_S`, as on CPUs without instructions for the type. Each result is the best of several
 passes, because it is a limit.
 """
 

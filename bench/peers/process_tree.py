@@ -1,6 +1,6 @@
 """Reads the CPU time and memory of a process tree and of other processes from /proc on Linux.
 
-Without /proc all figures are zero: nothing is marked as disturbed and no memory is reported.
+Without /proc all results are zero: nothing is marked as disturbed and no memory is reported.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on. [] if the process has exited."""
+    """Return the fields of /proc/PID/stat, starting at "state"; [] if the process has exited."""
     return _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

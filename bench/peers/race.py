@@ -178,7 +178,7 @@ class Race:
     def _watched(
         self, turn: Turn, child: Child, run: Callable[[], dict[str, float]]
     ) -> dict[str, Any]:
-        """Run a repetition between two probes and return its figures, probes and CPU times."""
+        """Run a repetition between two probes and return its results, probes and CPU times."""
         probes = [self._probed()]
         settle(self._everybody())
         with Watch(self._everybody(but=child)) as watch:
@@ -258,7 +258,7 @@ class Watch:
         self._lost_s = CpuTime.now(os.getpid(), self._idle).lost_since(self._cpu)
 
     def seen(self) -> dict[str, Any]:
-        """Return {"seconds", "lost_s", "disturbed"} of the time span, after its end."""
+        """Return {"seconds", "lost_s", "disturbed"} of the time span, which must have ended."""
         maximum = max(MIN_LOST_S, MAX_LOST_SHARE * self._seconds * (os.cpu_count() or 1))
         return {
             "seconds": self._seconds,

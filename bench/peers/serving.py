@@ -1,7 +1,7 @@
 """The child's side of the line protocol: one JSON object per line in, one per line out.
 
 A request is {"op": NAME, …arguments}; the response is the operation's result, or {"error": TEXT}.
-The child continues after an error and exits when its input ends. Output of libraries goes to
+The child continues after an error and exits when stdin is closed. Output of libraries goes to
 stderr. It runs in the environments of the other engines, so it uses only the standard library and
 not Dovetail.
 """
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 
 def serve(operations: Mapping[str, Operation]) -> None:
-    """Serve requests from stdin until it ends. Other code cannot use stdin and stdout."""
+    """Serve requests from stdin until it is closed. Other code cannot use stdin and stdout."""
     _die_with_parent()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Formats results as tables: medians with spread, ratios to the best engine, shares of the limit.
 
 A result is the return value of `Race.result`. Disturbed repetitions are used only if all
-repetitions of a round were disturbed; such figures are marked with `*`. Ratios compare
+repetitions of a round were disturbed; such results are marked with `*`. Ratios compare
 Dovetail with the best other engine (by median) in the same round; the median over rounds is shown.
 All functions are pure and return text.
 """
@@ -34,7 +34,7 @@ def markdown(result: Row, accuracy: Accuracy | None = None) -> str:
 
 
 def medians(result: Row, weights: str, case: str) -> dict[str, float]:
-    """Return the median figure by engine in a case, best first (shortest for startup)."""
+    """Return the median result by engine in a case, best first (shortest for startup)."""
     results = {
         engine: statistics.median(by_round.values())
         for engine, by_round in _by_engine(result, weights, case, "value").items()
@@ -184,7 +184,7 @@ def _probe_line(turns: Iterable[Row]) -> str:
 
 
 def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:
-    """Return figure `key` by engine and round, preferably of the last undisturbed repetition."""
+    """Return result `key` by engine and round, preferably of the last undisturbed repetition."""
     results: dict[str, dict[int, float]] = {}
     turns = [t for t in result["turns"] if (t["weights"], t["case"]) == (weights, case)]
     for turn in sorted(turns, key=lambda turn: not turn["disturbed"]):

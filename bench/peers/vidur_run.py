@@ -47,7 +47,7 @@ class LinearTime:
 
 
 class LinearPredictor:
-    """Has the methods of an execution-time predictor that the simulator calls."""
+    """Implements the methods of an execution-time predictor that the simulator calls."""
 
     def __init__(self, times: dict[str, float]) -> None:
         self._times = times
@@ -58,7 +58,7 @@ class LinearPredictor:
 
 
 def main() -> None:
-    """Simulate and print the figures."""
+    """Simulate and print the results."""
     trace, batch_size, chunk, num_blocks, times = sys.argv[1:6]
     constants = json.loads(times)
     ExecutionTimePredictorRegistry.get = lambda *_, **__: LinearPredictor(constants)

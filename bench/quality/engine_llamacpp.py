@@ -66,7 +66,7 @@ def _decode(context: Any, ids: Sequence[int]) -> None:
 
 
 def _bytes_per_weight(path: str) -> float:
-    """Return the mean over matrices. An embedding that is also the LM head is counted once."""
+    """Return the mean over matrices. The embedding counts only if it is also the LM head."""
     tensors = gguf.GGUFReader(path).tensors
     names = {tensor.name for tensor in tensors}
     skipped = "token_embd.weight" if "output.weight" in names else ""

@@ -33,7 +33,7 @@ Texts = Mapping[str, Mapping[str, Sequence[float]]]
 def measure(
     source: Path, chunks: Mapping[str, Any], pythons: Mapping[str, str], threads: int
 ) -> tuple[dict[str, Texts], dict[str, str]]:
-    """Return the figures of each row, and the reason for each row that is absent."""
+    """Return the metrics of each row, and the reason for each row that is absent."""
     measured: dict[str, Texts] = {}
     absent: dict[str, str] = {}
     job = {"threads": threads, "chunks": chunks, "positions": True}
@@ -70,7 +70,7 @@ def _python(pythons: Mapping[str, str], engine: str) -> str:
 
 
 def compare(row: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the comparison of one text: change of the perplexity, its error, same best tokens.
+    """Return the relative change of perplexity, its standard error, and the top-1 agreement.
 
     Raises ValueError if the numbers of positions differ.
     """

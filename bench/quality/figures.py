@@ -1,8 +1,8 @@
-"""Computes figures from logits: log-likelihood, KL divergence from references, most likely tokens.
+"""Computes metrics from logits: log-likelihood, KL divergence from references, most likely tokens.
 
 The script needs only numpy, because other engines have separate Python environments. The logits of
-a reference are in memory-mapped files. Some rows are processed at a time, so memory does not grow
-with the text. Dimensions: P positions, V vocabulary.
+a reference are in memory-mapped files. `SLAB_ROWS` rows are processed at a time, so memory does not
+grow with the text. Dimensions: P positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Recorder:
         self._saved, self._known = None, {}
 
     def result(self) -> dict[str, Any]:
-        """Return the figures of each text."""
+        """Return the metrics of each text."""
         return {name: figures.result() for name, figures in self.texts.items()}
 
     def _add_slab(self, logits_PV: np.ndarray) -> None:

@@ -1,9 +1,9 @@
-"""Measures one format of one engine: reads a job, computes all logits, writes the figures.
+"""Measures one format of one engine: reads a job, computes all logits, writes the metrics.
 
     PYTHON -m quality.job JOB.json RESULT.json
 
 A job has the keys engine, model, options, threads, chunks ({text: [token ids, …]}), references
-({name: directory}) and save_to (a directory or null); or, for figures of each position, the key
+({name: directory}) and save_to (a directory or null); or, for metrics of each position, the key
 positions instead of the last two. An engine is a module `quality.engine_<name>`
 with a function `run(job, recorder)` that returns additional data, such as versions.
 """
@@ -32,7 +32,7 @@ class JobError(Exception):
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job in this process. Return the figures by text, and information on the engine."""
+    """Run a job in this process. Return the metrics by text, and information on the engine."""
     recorder = (
         PositionRecorder() if job.get("positions") else Recorder(job["references"], job["save_to"])
     )
@@ -42,7 +42,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_separately(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-    """Run a job in a separate process. If it fails, raises JobError with the end of the output."""
+    """Run a job in a separate process. If it fails, raises JobError with its last output."""
     with tempfile.TemporaryDirectory() as folder:
         request, response = Path(folder, "job.json"), Path(folder, "result.json")
         request.write_text(json.dumps(job), encoding="utf-8")

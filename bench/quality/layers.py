@@ -1,7 +1,7 @@
 """Errors of single layers of all-MiniLM-L6-v2, whose float32 weights have never been quantized.
 
 The float32 model processes real sentences. Then each format computes each linear layer of the
-encoder from the recorded input of the layer. Figure: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.
+encoder from the recorded input of the layer. Metric: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of single positions from logits, to compare two engines token by token.
+"""Metrics of single positions from logits, to compare two engines token by token.
 
 Needs only numpy, because other engines have separate Python environments. Dimensions: P positions,
 V vocabulary.
@@ -17,7 +17,7 @@ from quality.figures import SLAB_ROWS, Recorder, log_softmax
 
 @dataclass(kw_only=True)
 class Positions:
-    """Figures of the positions of a text.
+    """Metrics of the positions of a text.
 
     nll: negative log-likelihood of the next token. best: the most likely token. margin: by how much
     its logit exceeds the second largest logit.
@@ -60,7 +60,7 @@ class PositionRecorder:
             raise RuntimeError(f"{len(self._targets)} positions of the chunk are missing")
 
     def result(self) -> dict[str, Any]:
-        """Return the figures of each text as lists."""
+        """Return the metrics of each text as lists."""
         return {name: vars(positions) for name, positions in self.texts.items()}
 
 

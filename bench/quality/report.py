@@ -1,4 +1,4 @@
-"""Markdown tables and the plot of the figures."""
+"""Markdown tables and the plot of the metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Return the document: the origin of the figures, then a table for each kind of weights."""
+    """Return the document: the origin of the metrics, then a table for each kind of weights."""
     origin, settings = result["origin"], result["origin"]["settings"]
     commits = dict.fromkeys([origin["commit"], *(row["commit"] for row in result["rows"])])
     parts = [
@@ -89,7 +89,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
-    """Return the mean of a figure over the texts, each with equal weight, or None if unknown."""
+    """Return the mean of a metric over the texts, each with equal weight, or None if unknown."""
     values = [text[figure].get(reference) for text in row["texts"].values()]
     if None in values:
         return None

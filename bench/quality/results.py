@@ -67,14 +67,14 @@ def write(result: Mapping[str, Any], folder: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """Figures of an earlier run: rows of formats, and errors of layers."""
+    """Metrics of an earlier run: rows of formats, and errors of layers."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     layers: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
-    """Return the results of an earlier run. No rows and layers if the file does not exist.
+    """Return the results of an earlier run, or empty results if the file does not exist.
 
     Raises ResultsError if the file is damaged or has different settings.
     """
@@ -124,7 +124,7 @@ def finished(rows: Sequence[Mapping[str, Any]], weights: str, first: Format) -> 
 
 
 def complete(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with all figures of the references, which were measured first.
+    """Return the rows with all metrics of the references, which were measured first.
 
     The divergence of a reference from itself is 0. Of the two references, only the second was
     compared with the first; the opposite divergence is None.

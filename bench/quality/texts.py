@@ -66,7 +66,7 @@ def _read(path: Path) -> bytes:
 
 
 def _package_files(package: str, *names: str) -> Callable[[], str]:
-    """Read files of an installed Python package. Files are given by the ends of their paths."""
+    """Read files of an installed Python package. Files are identified by path suffixes."""
 
     def read() -> str:
         try:

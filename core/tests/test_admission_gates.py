@@ -90,7 +90,7 @@ def test_a_rejected_request_is_held_by_no_gate():
     assert gate.held == [] and len(admission_gates) == 0
 
 
-def test_a_request_that_is_held_too_long_fails_and_leaves_its_gates():
+def test_a_request_that_is_held_too_long_fails_and_is_removed_from_its_gates():
     first, second = FakeGate(), FakeGate()
     admission_gates = AdmissionGates([first, second], 2.5)
     a, b = enter(admission_gates, "a"), enter(admission_gates, "b", now_ns=10**9)

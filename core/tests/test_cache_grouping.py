@@ -167,7 +167,7 @@ def test_layers_with_smaller_pages_get_larger_blocks():
     assert config.page_size_bytes == groups[0].spec.page_size_bytes
 
 
-def test_a_block_of_states_is_not_longer_than_a_sequence():
+def test_a_block_of_states_covers_at_most_one_sequence():
     (states,) = group(state(10_000, True), max_model_len=664, step=64)
     assert SIZE < states.spec.block_size <= 664
     (states,) = group(state(10_000, True), max_model_len=7, step=64)

@@ -1,4 +1,4 @@
-"""The scales of the KV cache that a configuration resolves to."""
+"""The KV-cache scales of a resolved configuration."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dovetail_devkit.contexts import make_config, write_fake_config
         ("fp8_e5m2", None, "layer"),
     ],
 )
-def test_the_scales_of_the_cache_follow_its_dtype(
+def test_the_kv_cache_scales_depend_on_the_dtype_of_the_cache(
     tmp_path: Path, dtype: str, arguments: str | None, expected: str | None
 ) -> None:
     model = write_fake_config(tmp_path)

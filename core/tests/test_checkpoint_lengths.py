@@ -1,4 +1,4 @@
-"""max_model_len from config.json, for every rope type and both forms of the parameters."""
+"""max_model_len from config.json, for every rope type and both forms of rope parameters."""
 
 import pytest
 

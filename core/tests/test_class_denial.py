@@ -1,4 +1,4 @@
-"""A `plugins_deny` rule rejects a class by whichever name the user selects the class."""
+"""A `plugins_deny` rule rejects a class regardless of the name by which it is selected."""
 
 import importlib
 from pathlib import Path

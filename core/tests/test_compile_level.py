@@ -1,4 +1,4 @@
-"""The level of compilation: its default value, and the options that it needs or excludes."""
+"""The compile level: its default, and the options that require it or conflict with it."""
 
 from __future__ import annotations
 

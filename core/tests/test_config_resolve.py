@@ -244,12 +244,12 @@ def test_max_model_len_above_the_models_limit_is_rejected() -> None:
         {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}},
     ],
 )
-def test_the_error_suggests_no_length_override_that_changes_the_model(hf_config: dict) -> None:
+def test_a_length_override_is_not_suggested_if_it_would_change_the_model(hf_config: dict) -> None:
     message = rejection(config_of(hf_config, model__max_model_len=65))
     assert "64 tokens" in message and "hf_overrides" not in message
 
 
-def test_the_suggested_length_override_contains_every_length_and_is_accepted() -> None:
+def test_the_suggested_length_override_sets_every_length_field_and_is_accepted() -> None:
     two = {"n_positions": 50, "rope_theta": 1e4}
     message = rejection(config_of(two, model__max_model_len=65))
     assert 'hf_overrides={"max_position_embeddings": 65, "n_positions": 65}' in message

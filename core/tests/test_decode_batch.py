@@ -182,7 +182,7 @@ def test_a_request_that_has_left_the_batch_is_not_referenced_until_its_last_step
     assert reference() is None
 
 
-def test_skipped_steps_end_at_the_next_full_block(decode_batch):
+def test_the_next_full_block_is_found_after_skipped_steps(decode_batch):
     join(decode_batch, decoding(0, computed=5, max_tokens=90), decoding(1, computed=7))
     assert decode_batch.num_steps_to_full_members == 1  # position 8 of the second request
     decode_batch.take_full_members()

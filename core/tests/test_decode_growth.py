@@ -1,4 +1,4 @@
-"""Blocks of decoding requests that are allocated for many steps at once."""
+"""Allocation of the blocks for many decode steps at once."""
 
 import random
 
@@ -46,7 +46,7 @@ def grow_step_by_step(cache, requests, num_blocks):
 
 
 def state(cache, requests):
-    """Return everything that later decisions depend on, and use up the free blocks."""
+    """Return all state that affects later decisions. Allocates all free blocks."""
     tables = [(item.blocks, item.capacity, item.num_committed_blocks) for item in requests]
     hashes = [item.block_hashes for item in requests]
     counts = cache.num_cached, cache.num_evictions, cache.num_free_blocks
@@ -79,7 +79,7 @@ def test_growing_for_many_steps_at_once_equals_growing_step_by_step(num_requests
     [(60, 1, True), (3, 2, True), (3, 1, False)],
     ids=["too few free blocks", "two requests with prefix caching", "uncommitted prompt"],
 )
-def test_growing_changes_nothing_if_blocks_for_all_steps_are_not_available(
+def test_growing_for_many_steps_changes_nothing_unless_blocks_for_all_steps_are_available(
     num_blocks, num_requests, committed
 ):
     cache = cache_with_history(50, caching=True, seed=0)

@@ -162,7 +162,7 @@ def beyond(tokenizer, prompt, output, skip=True):
     return whole[len(before) :]
 
 
-def test_token_pieces_are_used_if_each_token_adds_its_own_text():
+def test_token_pieces_are_used_if_the_tokenizer_provides_them():
     for name, tokenizer in TOKENIZERS.items():
         has_pieces = "decode" not in name and name != "word_suffix"
         expected = PieceDetokenizer if has_pieces else WindowDetokenizer

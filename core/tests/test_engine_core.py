@@ -188,7 +188,7 @@ def test_the_core_checks_parameters_that_bypassed_validation(make, name, value):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["execute", "sample"])
-def test_a_failed_step_ends_the_engine_core_and_the_error_names_its_requests(make, depth, where):
+def test_a_failed_step_stops_the_engine_core_and_the_error_names_its_requests(make, depth, where):
     core, _ = make(depth, breaks=1, where=where)
     core.add_request(request("a", [SECRET] * 5))
     with pytest.raises(EngineDeadError, match="the chip melted") as ended:

@@ -122,7 +122,7 @@ def counts(stats):
     return stats.num_running, stats.num_waiting, stats.num_used_blocks
 
 
-def test_statistics_are_current_when_no_request_runs(make):
+def test_statistics_are_up_to_date_when_no_request_runs(make):
     with make(stat_loggers=[Logged]) as llm:
         engine, (listener,) = llm.llm_engine, InstanceRecorder.made[Logged]
         long = SamplingParams(max_tokens=30, ignore_eos=True)

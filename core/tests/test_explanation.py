@@ -1,4 +1,4 @@
-"""Selection and explanation use the same verdicts for every kind of plugin."""
+"""`explain` selects the same plugin as the engine, for every kind of plugin."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_selecting_a_plugin_name_of_two_third_party_packages_is_an_error(members
 
 
 def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(members):
-    """A third-party package can use a name that the platform prefers if no member has it."""
+    """A third-party package can use a preferred name that no first-party package uses."""
     add_unimportable(members, "acme", {"policy": {"preferred": ":Fair"}})
 
     class Prefers(FakePlatform):

@@ -24,14 +24,14 @@ YOUNG = (0, 1)
 
 @pytest.fixture(autouse=True)
 def unfrozen() -> Iterator[None]:
-    """Leave the collector enabled, and the objects of the test session frozen."""
+    """Unfreeze all objects during a test. Then enable the collector and freeze them again."""
     gc.unfreeze()
     yield
     gc.enable()
     gc.freeze()
 
 
-def test_pause_ends_with_block_and_with_error() -> None:
+def test_garbage_collection_resumes_when_the_with_block_ends_or_raises() -> None:
     with paused_garbage_collection():
         assert not gc.isenabled()
         with paused_garbage_collection():
@@ -50,14 +50,14 @@ def test_a_collector_that_the_program_disabled_stays_disabled() -> None:
     assert not gc.isenabled()
 
 
-def test_new_objects_are_in_the_oldest_generation() -> None:
+def test_objects_created_during_a_pause_move_to_the_oldest_generation() -> None:
     with paused_garbage_collection():
         created = [[] for _ in range(MANY_OBJECTS)]
     assert not any(found is created for young in YOUNG for found in gc.get_objects(young))
     assert any(found is created for found in gc.get_objects(2))
 
 
-def test_frozen_objects_stay_frozen() -> None:
+def test_a_pause_does_not_unfreeze_frozen_objects() -> None:
     gc.freeze()
     count = gc.get_freeze_count()
     with paused_garbage_collection():
@@ -66,7 +66,9 @@ def test_frozen_objects_stay_frozen() -> None:
     assert created
 
 
-def test_a_small_block_does_not_visit_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_with_few_new_objects_does_not_visit_all_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("freeze", "unfreeze", "get_freeze_count"):
         monkeypatch.setattr(gc, name, lambda: pytest.fail("all objects were visited"))
     gc.collect(0)  # earlier tests may have left many young objects
@@ -76,7 +78,7 @@ def test_a_small_block_does_not_visit_all_objects(monkeypatch: pytest.MonkeyPatc
     assert created
 
 
-def test_cyclic_garbage_of_block_is_collected_later() -> None:
+def test_cyclic_garbage_created_during_a_pause_is_collected_later() -> None:
     class Node:
         alive = 0
 
@@ -94,7 +96,9 @@ def test_cyclic_garbage_of_block_is_collected_later() -> None:
     assert Node.alive == 0
 
 
-def test_import_of_plugin_pauses_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_paused_while_a_plugin_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "plugin_seeing_gc.py").write_text(
         "import gc\nclass Part:\n    collects = gc.isenabled()\n"
     )
@@ -113,7 +117,7 @@ class TokenizerSeeingCollector(ByteTokenizer):
         return cls()
 
 
-def test_tokenizer_is_loaded_without_collections(tmp_path: Path) -> None:
+def test_garbage_collection_is_paused_while_the_tokenizer_is_loaded(tmp_path: Path) -> None:
     config = {"architectures": ["None"], "vocab_size": 259, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     args = EngineArgs(

@@ -190,7 +190,9 @@ def test_an_enabled_hook_can_register_a_command(hooks_module, monkeypatch, capsy
     assert printed.startswith("hello from a hook\n") and "greet" in printed
 
 
-def test_a_failing_registration_is_reported_and_ends_the_command(hooks_module, monkeypatch, capsys):
+def test_a_hook_that_fails_to_register_a_command_is_reported_with_exit_code_2(
+    hooks_module, monkeypatch, capsys
+):
     monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Failing")
     assert main(["plugins", "list"]) == 2
     message = capsys.readouterr()

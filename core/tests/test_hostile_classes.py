@@ -1,4 +1,4 @@
-"""Classes, options models and probes that raise, exit or return wrong values give typed errors."""
+"""Classes, options models and probes that raise, exit or return wrong values cause typed errors."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_the_declared_names_of_ops_must_be_sets_of_names(name, value):
         check_contract("ops", cls)
 
 
-def test_operations_that_batch_invariance_guarantees_must_not_depend_on_the_batch():
+def test_operations_that_batch_invariance_covers_must_not_be_declared_batch_dependent():
     names = frozenset({"linear_attention", "rms_norm"})
     cls = type("Odd", (load_fake("ops"),), {"batch_dependent": names})
     with pytest.raises(ContractError, match="batch_dependent contains rms_norm"):

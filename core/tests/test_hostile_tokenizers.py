@@ -1,4 +1,4 @@
-"""Tokenizer files that crash the library, hang or use too much memory give a typed error."""
+"""Tokenizer files that crash the library, hang or use too much memory cause a typed error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Integer columns, in which one addition of a long integer increments all values."""
+"""Integer columns: a single addition of Python integers increments all values."""
 
 from array import array
 from random import Random

@@ -112,7 +112,7 @@ def test_the_blocks_of_a_chunk_are_freed_when_the_next_chunk_begins():
     assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
 
 
-def test_a_prefix_that_ends_at_a_chunk_needs_no_block_of_earlier_chunks():
+def test_a_prefix_that_ends_at_a_chunk_boundary_needs_no_block_of_earlier_chunks():
     cache = manager(full(), chunked(8), num_blocks=12)
     run_and_free(cache, range(17))
     assert cache.lookup(request(range(17))).num_tokens == 16
@@ -132,7 +132,7 @@ def test_blocks_for_one_chunk_and_one_step_are_enough_for_a_long_request():
         cache.check_integrity([first])
 
 
-def test_draft_tokens_do_not_free_blocks_of_a_window():
+def test_sliding_window_blocks_are_not_freed_for_draft_tokens():
     cache = manager(full(2))
     first = admitted(cache, range(8))
     assert cache.grow(first, 16) is not None

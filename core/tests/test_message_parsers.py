@@ -1,5 +1,4 @@
-"""The parser of a message: reasoning first, then calls. A plugin that fails does not damage the
-text."""
+"""Message parsing: reasoning first, then tool calls. If a parser plugin fails, no text is lost."""
 
 from __future__ import annotations
 

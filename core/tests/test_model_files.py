@@ -1,4 +1,4 @@
-"""Reading any file of a model directory ends soon, with a typed error if the file is invalid."""
+"""Reading a file of a model directory never hangs. An invalid file raises a typed error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Results of several ranks are combined. A transfer ends when all ranks have ended it."""
+"""The results of all ranks are combined. A transfer is finished when all ranks finished it."""
 
 from array import array
 

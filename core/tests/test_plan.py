@@ -162,7 +162,7 @@ def test_a_request_ends_at_max_tokens_or_max_model_len(max_tokens, total):
     assert request(max_tokens=max_tokens).max_total_tokens == total
 
 
-def test_a_plan_has_draft_counts_for_every_request_or_none():
+def test_a_plan_has_draft_counts_for_every_request_or_for_no_request():
     builder = StepBuilder()
     builder.run(0, 3, 1, samples=True)
     assert not builder.build().num_drafts

@@ -181,7 +181,7 @@ def test_an_unmet_device_need_is_not_reported_as_a_misspelling(plugin_site):
     assert "Did you mean" not in str(rejection.value)
 
 
-def test_the_core_and_the_platform_can_meet_the_needs_of_a_plugin(plugin_site):
+def test_the_core_or_the_platform_can_provide_what_a_plugin_needs(plugin_site):
     needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
     install(plugin_site, "acme", acme=needs)
     manifest = entry("box", kind="platform", provides='["box.hinge"]')

@@ -34,7 +34,7 @@ def test_a_failed_import_leaves_no_module_of_its_package(plugin_site):
     assert {"shared_library", "acme_extra"} <= sys.modules.keys()
 
 
-def test_a_failed_import_keeps_modules_imported_before(plugin_site):
+def test_a_failed_import_keeps_previously_imported_modules(plugin_site):
     plugin_site.add("acme", ENTRIES, parts="from acme import first\n1 / 0\n", first="", good=POLICY)
     registry = plugin_site.registry()
     valid = registry.load("policy", "good")

@@ -1,4 +1,4 @@
-"""Resolutions in another process, versions across ranks, and plugins of earlier contracts."""
+"""Resolutions sent to other processes, versions on all ranks, earlier contract versions."""
 
 import dataclasses
 import json

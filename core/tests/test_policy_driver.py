@@ -18,7 +18,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 class Scripted(Policy):
-    """A policy that plans each step with the next script, or by default after the last script.
+    """A policy that plans each step with the next script, and uses the default plan without one.
 
     A script is a function that takes the view of the step and returns a generator of actions.
     """
@@ -144,7 +144,7 @@ def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_thres
     assert runs == {"a": (0, 6)}
 
 
-def test_the_whole_option_grants_the_complete_prompt_or_nothing(steer):
+def test_a_run_action_with_whole_grants_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, grants = driver.plan_by(
         action(
@@ -367,7 +367,7 @@ def test_idle_steps_of_a_non_work_conserving_policy_are_allowed(steer, caplog):
 # --- the view ---------------------------------------------------------------------------------
 
 
-def test_the_view_of_a_policy_is_updated_within_a_step(steer):
+def test_the_view_of_a_policy_is_updated_after_each_action(steer):
     driver = steer(running="ab", waiting="dc", max_num_batched_tokens=10, max_num_seqs=4)
     seen = []
 

@@ -185,7 +185,7 @@ def test_an_invalid_policy_is_counted_as_a_policy_failure(drive, alone, cls, err
 
 @pytest.mark.parametrize("make_action", [Run, PreemptAndAdmit])
 def test_an_action_for_a_paused_request_is_not_granted(drive, make_action):
-    """A policy may keep requests that the view does not show."""
+    """A policy may keep references to requests that the view no longer contains."""
     grants = []
 
     class Remembers(Policy):

@@ -80,7 +80,7 @@ def test_each_branch_of_a_prompt_tree_is_computed_once(drive, alone):
 
 
 @pytest.mark.parametrize("how", ["abort", "hold", "evict"])
-def test_a_request_that_waits_for_a_prefix_continues_when_the_leading_request_stops(
+def test_a_request_that_waits_for_a_prefix_continues_when_the_request_that_computes_it_stops(
     drive, alone, how
 ):
     class Stops(Policy):

@@ -143,7 +143,7 @@ def test_parameters_with_mappings_are_checked_for_every_request():
         checker.check(replace(GOOD, sampling_params=params))
 
 
-def test_other_fields_are_checked_although_the_parameters_are_known():
+def test_the_other_fields_are_checked_even_if_the_parameters_were_checked_before():
     checker = CoreRequestChecker(vocab_size=100, max_model_len=32)
     checker.check(GOOD)
     with pytest.raises(RequestError, match="max_tokens"):

@@ -1,4 +1,4 @@
-"""The use of an old name raises an error of the usual type that states the new name."""
+"""Importing a retired name raises an ImportError that states the new name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans that the scheduler makes for given requests. Conftest.py has the strict worker."""
+"""The plans that the scheduler makes for given requests. The strict worker is in conftest.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Preemption without enough free blocks or batch slots, and the policy's notifications."""
+"""Preemption when blocks or batch slots run out, and the notifications of the policy."""
 
 from typing import ClassVar
 

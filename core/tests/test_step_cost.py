@@ -86,7 +86,7 @@ def test_one_request_with_special_features_does_not_slow_other_requests(maximum,
 
 
 def longest_step_ms(prompts, **limits):
-    """Return the longest thread CPU time of a step while all `prompts` run to their end."""
+    """Return the longest thread CPU time of a step while all `prompts` run to completion."""
     kwargs = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 140_000}
     context = SchedulerContext(
         limits=SchedulerLimits(**(kwargs | limits)),

@@ -23,7 +23,7 @@ NUM_PAIRS = 9
 
 
 class BusyEngine:
-    """An engine with a constant number of running requests, which end one after another."""
+    """An engine with a constant number of running requests, which finish one after another."""
 
     def __init__(self):
         limits = SchedulerLimits(
@@ -61,7 +61,7 @@ class BusyEngine:
         return len(trace.steps)
 
     def second_s(self, is_read):
-        """Return the CPU time of the steps of a second."""
+        """Return the CPU time that the steps of one second need, in seconds."""
         num_steps = 0
         if is_read:
             self.read()  # starts the record

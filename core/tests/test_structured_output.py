@@ -97,7 +97,7 @@ def add(core, name, text=None, form="token_ids", num_tokens=4, **changes):
 
 
 def run(core, limit=5000):
-    """Run all requests to their end. Return tokens and finish reasons by request."""
+    """Run all requests to completion. Return tokens and finish reasons by request."""
     step = core.step if core.executor.max_concurrent_steps == 1 else core.step_with_batch_queue
     tokens, ends = {}, {}
     for _ in range(limit):

@@ -1,4 +1,4 @@
-"""Chat templates of the forms that models use give the same prompts as transformers.
+"""Chat templates of all common forms render the same prompts as in transformers.
 
 The templates were written from the documentation of the models. The slow test uses published
 templates from packages of the npm registry; the repository contains none of them.

@@ -1,4 +1,4 @@
-"""A number of workers that does not divide the model's sizes is rejected early."""
+"""A tensor-parallel size that does not divide the model's sizes is rejected early."""
 
 import pytest
 

@@ -151,7 +151,7 @@ def test_with_tool_choice_auto_a_request_that_ignores_eos_is_not_constrained() -
     assert params.structured_outputs is None
 
 
-def test_a_function_without_parameters_takes_an_object() -> None:
+def test_a_function_without_parameters_accepts_any_json_object() -> None:
     bare = {"type": "function", "function": {"name": "now"}}
     tag = tag_of(constrained(tools=[bare], choice="required"))
     assert tag["structures"][0]["schema"] == {"type": "object"}
@@ -166,7 +166,7 @@ def test_a_function_without_parameters_takes_an_object() -> None:
         (StructuredOutputsParams(choice=["a.", "b"]), {"regex": "a\\.|b"}),
     ],
 )
-def test_with_tool_choice_auto_the_message_is_a_call_or_has_the_response_format(
+def test_with_tool_choice_auto_the_message_is_a_tool_call_or_matches_the_response_format(
     response: StructuredOutputsParams, structure: dict[str, Any]
 ) -> None:
     tag = tag_of(constrained(answer=response))
@@ -200,7 +200,7 @@ def test_the_error_for_an_unsupported_tool_feature_names_it(
     assert error.value.parameter == field
 
 
-def test_no_tools_leave_the_parameters_unchanged() -> None:
+def test_without_tools_the_sampling_parameters_are_unchanged() -> None:
     for arguments in ({"tools": []}, {"choice": "none"}, {"tools": [], "markers": MARKERS}):
         params = constrained(**arguments)
         assert params.structured_outputs is None and params.reasoning is None
@@ -214,7 +214,7 @@ def test_a_grammar_applies_after_the_reasoning() -> None:
     assert limited.reasoning is not None and limited.reasoning.budget == 7
 
 
-def test_the_response_format_applies_after_the_text_that_begins_the_answer() -> None:
+def test_the_response_format_applies_after_the_marker_that_begins_the_answer() -> None:
     markers = ReasoningMarkers(end="<|end|>", answer="<|final|>")
     params = constrained(tools=[], markers=markers, answer=StructuredOutputsParams(regex="a"))
     assert tag_of(params)["structures"] == [{"begin": "<|final|>", "regex": "a"}]
@@ -289,7 +289,7 @@ CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %
         ("{{ raise_exception('no calls') }}", None),
     ],
 )
-def test_the_template_is_rendered_once_to_detect_its_form_of_tool_calls(
+def test_rendering_a_template_detects_the_form_of_tool_calls_that_it_expects(
     call_text: str, form: CallForm | None
 ) -> None:
     template = CALLS.replace("CALL", call_text)

@@ -176,7 +176,7 @@ def test_a_call_in_a_worker_thread_can_time_out(make, asynchronous):
 
 
 @pytest.mark.parametrize("where", ["execute_model", "sample_tokens"])
-def test_a_failed_step_ends_the_executor(make, where):
+def test_a_failed_step_stops_the_executor(make, where):
     executor, worker = make()
     executor.check_health()
     worker.fails[where] = RuntimeError("the chip melted")
@@ -218,7 +218,7 @@ def test_dovetail_errors_of_the_worker_keep_their_type(make):
     executor.shutdown()
 
 
-def test_a_failed_operation_between_steps_does_not_end_the_executor(make):
+def test_a_failed_operation_between_steps_does_not_stop_the_executor(make):
     executor, _ = make()
     with pytest.raises(TypeError):
         executor.collective_rpc("add")
@@ -226,7 +226,7 @@ def test_a_failed_operation_between_steps_does_not_end_the_executor(make):
     executor.shutdown()
 
 
-def test_a_second_shutdown_does_not_end_the_worker_again(make):
+def test_a_second_shutdown_does_not_shut_down_the_worker_again(make):
     executor, worker = make()
     executor.shutdown()
     executor.shutdown()
@@ -277,7 +277,7 @@ def test_a_worker_that_returns_handles_runs_in_the_thread_of_the_caller(make, as
 
 
 @pytest.mark.parametrize("timeout", [0.01, None])
-def test_a_timeout_of_a_result_handle_does_not_end_the_executor(make, asynchronous, timeout):
+def test_a_timeout_of_a_result_handle_does_not_stop_the_executor(make, asynchronous, timeout):
     executor, worker = make(LateWorker)
     worker.fails["result"] = TimeoutError("not yet")
     is_asked_in_time = asynchronous and timeout is not None
@@ -289,7 +289,7 @@ def test_a_timeout_of_a_result_handle_does_not_end_the_executor(make, asynchrono
 
 
 @pytest.mark.parametrize("error", [RuntimeError("on the device"), CapacityError("on the device")])
-def test_an_error_in_a_result_handle_ends_the_executor(make, error):
+def test_an_error_in_a_result_handle_stops_the_executor(make, error):
     executor, worker = make(LateWorker)
     worker.fails["result"] = error
     with pytest.raises((EngineDeadError, CapacityError), match="on the device"):

@@ -1,4 +1,4 @@
-"""A deleted or unusable working directory gives a typed error at every entry point."""
+"""Every entry point raises a typed error if the working directory is deleted or unusable."""
 
 import os
 from contextlib import chdir

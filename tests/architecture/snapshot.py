@@ -1,7 +1,7 @@
 """The signatures of the contracts as JSON data, and the rule for changing them.
 
 `python tests/architecture/snapshot.py --write` writes contracts.json. It writes nothing if a
-contract differs from the file and its version does not: raise CONTRACT_VERSION first, so that
+contract differs from the file and its version does not: increase CONTRACT_VERSION first, so that
 plugins for the old contract can be recognized.
 
 A contract is a module of `dovetail.interfaces`. Modules without a version (the cache description,

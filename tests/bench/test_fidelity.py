@@ -1,4 +1,4 @@
-"""`bench/quality.py --fidelity`: figures of single positions, and comparisons of two engines."""
+"""`bench/quality.py --fidelity`: metrics of each position, and comparisons of two engines."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def recorded(chunks, logits):
     return recorder.result()["text"]
 
 
-def test_the_figures_of_each_position_equal_those_computed_with_torch():
+def test_the_metrics_of_each_position_equal_those_computed_with_torch():
     generator = torch.Generator().manual_seed(0)
     logits = [torch.randn(90, 40, generator=generator) for _ in range(2)]
     chunks = [torch.randint(40, (91,), generator=generator).tolist() for _ in range(2)]
@@ -61,7 +61,7 @@ def test_the_share_of_equal_tokens_counts_only_positions_with_a_sufficient_margi
 
 
 @pytest.mark.costly
-def test_a_file_is_measured_quantized_and_in_float32_if_no_other_engine_is_installed(tmp_path):
+def test_without_llama_cpp_only_dovetail_is_measured_with_blocks_and_in_float32(tmp_path):
     make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))

@@ -24,7 +24,7 @@ def test_the_clock_stops_at_the_answer_to_the_typed_question():
 
 def test_the_output_of_a_command_that_ends_without_an_answer_is_in_the_error():
     subject = Subject(title="t", command=["sh", "-c", "echo failed"], answer=b"x", target_s=9.0)
-    with pytest.raises(RuntimeError, match="t ended without an answer: failed"):
+    with pytest.raises(RuntimeError, match="t exited without an answer: failed"):
         first_answer.seconds_to_first_answer(subject)
 
 

@@ -17,7 +17,7 @@ def groups():
     return torch.randn(400, GROUP, generator=torch.Generator().manual_seed(0)).half().float()
 
 
-def test_the_first_rule_equals_q4_0():
+def test_the_rule_greatest_equals_q4_0_of_gguf():
     weight_GK = groups()
     kind = GGMLQuantizationType.Q4_0
     exact_GK = dequantize(quantize(weight_GK.numpy(), kind), kind)  # scales are float16

@@ -73,7 +73,7 @@ def test_a_token_uses_only_a_share_of_the_expert_weights():
     assert decode_seconds(item, shape, "bf16", limits) == 2 * (3000 + 500) / 1e3
 
 
-def test_the_bytes_of_a_step_with_a_gguf_file_follow_from_its_quantization_blocks(tmp_path):
+def test_the_bytes_that_a_step_reads_of_a_gguf_file_are_computed_from_its_block_type(tmp_path):
     make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))

@@ -1,4 +1,4 @@
-"""`bench/quality.py`: figures from logits, references from a GGUF file, texts, tables."""
+"""`bench/quality.py`: metrics from logits, references from a GGUF file, texts, tables."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def job(model, dtype="bfloat16", references=None, save_to=None, chunks=CHUNKS):
     }
 
 
-def test_quality_figures_equal_those_computed_with_torch_for_any_number_of_slabs(tmp_path):
+def test_quality_metrics_equal_those_computed_with_torch_for_any_chunking(tmp_path):
     generator = torch.Generator().manual_seed(0)
     exact_PV = torch.randn(150, 40, generator=generator)
     other_PV = exact_PV + 0.3 * torch.randn(150, 40, generator=generator)

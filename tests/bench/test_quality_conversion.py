@@ -16,7 +16,7 @@ FORMATS = {item.name: item for item in EVERY}
 
 @pytest.fixture
 def commands(monkeypatch):
-    """Replace the commands of conversions by the creation of their last argument. Return them."""
+    """Replace conversion commands by a stub that creates their output file. Return the commands."""
     called = []
 
     def run_tool(command, deadline_s):

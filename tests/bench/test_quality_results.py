@@ -45,7 +45,7 @@ def reference(name, kl):
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Replace processes by fictitious figures.
+    """Replace the measuring processes by functions that return made-up metrics.
 
     Return the list of the formats that were measured.
     """
@@ -160,7 +160,7 @@ def test_the_error_for_a_damaged_results_file_names_it(content, tmp_path):
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_the_error_for_a_row_with_a_missing_figure_names_the_figure(tmp_path):
+def test_the_error_for_a_row_with_a_missing_metric_names_the_metric(tmp_path):
     damaged = row("bf16")
     del damaged["texts"]["prose"]["kl"]
     (tmp_path / "quality.json").write_text(json.dumps(result(damaged)))

@@ -140,7 +140,7 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, file: Path) -> None:
-        """Write a picture of the window."""
+        """Save a screenshot of the window as PNG."""
         file.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
 

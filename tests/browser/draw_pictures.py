@@ -182,7 +182,7 @@ def top_output(url: str) -> bytes:
 
 
 def last_frame(output: bytes) -> str:
-    """Return the last complete picture in the output of `dovetail top`."""
+    """Return the last complete screen in the output of `dovetail top`."""
     return output.split(HOME)[-2].decode().replace("\r\n", "\n")
 
 

@@ -178,7 +178,7 @@ def test_tool_calls_are_shown_separately(page):
     assert call.startswith("add(") and "1234" in call
 
 
-def test_hostile_markdown_becomes_text(page):
+def test_hostile_markdown_is_shown_as_plain_text(page):
     page.run(
         "import('/web/markdown.js').then((markdown) => {"
         "const box = document.createElement('div'); box.id = 'box'; document.body.append(box);"
@@ -202,7 +202,7 @@ def test_hostile_markdown_becomes_text(page):
     assert attributes == ["href", "rel", "start", "target"]
 
 
-def test_hostile_output_in_a_stream_becomes_text(page):
+def test_hostile_output_in_a_stream_is_shown_as_plain_text(page):
     stub(page, [{"content": HOSTILE[:20]}, {"content": HOSTILE[20:]}])
     ask(page)
     text = answer(page)
@@ -255,7 +255,7 @@ def articles(page):
 
 
 @pytest.mark.costly
-def test_a_rejected_message_returns_to_the_input_and_leaves_the_conversation(page):
+def test_a_rejected_message_is_moved_from_the_conversation_back_to_the_input(page):
     ask(page)
     answer(page)
     page.run("document.getElementById('input').value = 'x '.repeat(2_500_000)")
@@ -272,7 +272,7 @@ def test_a_rejected_message_returns_to_the_input_and_leaves_the_conversation(pag
     page.errors.clear()  # the browser logs the status 413
 
 
-def test_a_message_that_is_stopped_before_the_first_token_returns_to_the_input(page):
+def test_a_message_stopped_before_the_first_token_is_moved_back_to_the_input(page):
     page.run(
         "window.fetch = (path, { signal }) => new Promise((_, fail) => {"
         "signal.addEventListener('abort', () => fail(signal.reason)); })"
@@ -291,7 +291,7 @@ def test_an_empty_answer_can_be_regenerated(page):
     assert articles(page) == 2
 
 
-def test_the_settings_are_sent(page):
+def test_the_settings_are_sent_with_the_request(page):
     stub(page, [{"content": "yes"}])
     for name, value in {"system": "Be brief.", "temperature": 0.5, "top_p": 0.9, "seed": 3}.items():
         page.run(f"document.getElementById('{name}').value = {json.dumps(value)}")
@@ -314,7 +314,7 @@ def test_the_settings_are_sent(page):
         "document.body.setAttribute('onclick', 'window.hacked = 1'); document.body.click()",
     ],
 )
-def test_the_policy_forbids_inline_scripts(page, attack):
+def test_the_content_security_policy_forbids_inline_scripts(page, attack):
     page.run(
         f"(() => {{ try {{ {attack} }} catch (error) {{ window.stopped = String(error); }} }})()"
     )
@@ -380,7 +380,7 @@ def test_a_narrow_window_has_no_horizontal_scroll_bar(page, dark):
 
 
 @pytest.mark.costly
-def test_the_page_shows_an_error_and_remains_after_the_server_exits(shared):
+def test_the_page_shows_an_error_when_the_server_has_exited(shared):
     other = Server("--api-key", "secret-key")
     try:
         shared.open(f"{other.url}/")

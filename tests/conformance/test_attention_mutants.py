@@ -205,7 +205,7 @@ class AdvancesNothing(AdvancesByBuilding):
         pass
 
 
-def test_the_result_of_advance_is_compared_with_a_new_build():
+def test_the_suite_compares_advanced_metadata_with_newly_built_metadata():
     run(backend_with_capabilities("supports_advance", builder=AdvancesByBuilding))
     with pytest.raises(AssertionError, match=r"advance\(\) was called 1 times after"):
         run(backend_with_capabilities("supports_advance", builder=AdvancesNothing))

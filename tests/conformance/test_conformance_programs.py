@@ -1,4 +1,4 @@
-"""More random programs than in the suite: hypothesis searches for limits that break a scheduler."""
+"""More random programs than in the suite: hypothesis searches for failing scheduler limits."""
 
 import random
 

@@ -80,7 +80,7 @@ class HidesFailures(FakeExecutor):
 
 
 class HidesTheCause(FakeExecutor):
-    """Raises an error without the error of the worker."""
+    """Raises an error that does not mention the worker's error."""
 
     def _try(self, call, argument):
         self.check_health()

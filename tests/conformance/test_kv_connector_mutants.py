@@ -82,7 +82,7 @@ class BlamesTooMany(FakeWorkerSide):
 
 
 class LosesTransfers(FakeWorkerSide):
-    """Never reports that a store has ended."""
+    """Never reports that a store has finished."""
 
     def end(self, order, missing):
         if order["what"] != "store":
@@ -90,7 +90,7 @@ class LosesTransfers(FakeWorkerSide):
 
 
 class EndsTwice(FakeSchedulerSide):
-    """Reports the end of a transfer twice."""
+    """Reports twice that a transfer has finished."""
 
     before = ()
 

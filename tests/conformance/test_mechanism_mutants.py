@@ -162,7 +162,7 @@ class PreemptsWithoutNeed(Mechanism):
 
 
 class ReportsAWrongLoss(Mechanism):
-    """Reports a loss of zero tokens to the policy."""
+    """Reports to the policy that a preempted request loses no computed tokens."""
 
     def evict(self, request):
         self._decode_batch.remove_all_members()

@@ -44,7 +44,7 @@ class SameNoiseForAllSeeds(FakeSampler):
 
 
 class NoiseFromTheJoin(FakeSampler):
-    """Counts the steps since the request got its row instead of its tokens."""
+    """Uses the number of steps since the request got its row instead of the token's position."""
 
     def noise(self, request, position, count):
         return super().noise(request, position - len(request.token_ids), count)

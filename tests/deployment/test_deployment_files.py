@@ -76,7 +76,7 @@ def test_the_server_accepts_the_options_of_the_deployment_files(name, tmp_path, 
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
-def test_a_probe_is_a_route_that_needs_no_key(container, probe):
+def test_a_probe_calls_a_route_that_needs_no_key(container, probe):
     assert container[probe]["httpGet"]["path"] in public_paths()
 
 
@@ -140,7 +140,7 @@ def test_untested_deployment_files_are_marked_as_untested(name):
     assert re.search(r"\bnever (built|run|applied|started) here\b", head.replace("was ", ""))
 
 
-def test_the_health_check_of_the_image_is_a_route():
+def test_the_health_check_of_the_image_calls_a_route_of_the_server():
     text = (DEPLOY / "Dockerfile").read_text("utf-8")
     ((_, path),) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", text)
     assert path in public_paths()

@@ -83,7 +83,7 @@ class Picture:
             self.text((20, top + 20 * number), line)
 
     def svg(self) -> str:
-        """Return the text of the file."""
+        """Return the SVG file as a string."""
         head = (
             '<marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
             'markerHeight="7" orient="auto-start-reverse">'

@@ -74,7 +74,7 @@ def _attention(
     *,
     is_bound_by_flops: bool = False,
 ) -> Counted:
-    """Count a step of `num_new` tokens per request, of requests with these final lengths."""
+    """Count a step with `num_new` new tokens per request. lengths: those after the step."""
     shape = {"num_heads": _H, "num_kv_heads": _K, "head_size": _D, "dtype": torch.bfloat16}
     rows = Rows(lengths, cache_dtype=cache_dtype, **shape)
     rows.cache.view(torch.uint8).zero_()
@@ -136,7 +136,7 @@ def _best() -> Counted:
 
 
 def _draw() -> Counted:
-    """Count a draw from logits as a vocabulary of Qwen3 has them. Few tokens pass the filters."""
+    """Count sampling from logits with Qwen3's vocabulary size. Few tokens pass the filters."""
     vocab_size = 151_936
     source = torch.Generator().manual_seed(1)
     logits = (2 * torch.randn(1, vocab_size, generator=source)).bfloat16()
@@ -196,7 +196,7 @@ def _linear_attention(name: str, num_tokens: int, parts: StateParts) -> Counted:
 
 
 def _linear_prompt() -> Counted:
-    """Count one prompt, without products: its FLOPs depend on the algorithm."""
+    """Count one prompt, without its FLOPs, because they depend on the algorithm."""
     block, num_tokens = torch.zeros(1, dtype=torch.int64), 1024
     parts = StateParts(sizes=(num_tokens,), num_parts=(1,), reads_N=block, writes_N=block)
     return _linear_attention("linear_attention: prompt of 1,024 tokens", num_tokens, parts)

@@ -19,8 +19,7 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page of the guide. kind: the page's file name, which is the plugin kind for most
-    pages."""
+    """One page of the guide. kind: the page's file name, usually the plugin kind."""
 
     path: Path
 

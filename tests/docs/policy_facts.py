@@ -1,4 +1,4 @@
-"""Properties on the pages about policies: number of lines, options, guarantees and killed mutants.
+"""Properties on the pages about policies: code lines, options, guarantees and killed mutants.
 
 They are read from entry points, classes, and the tables of mutants in the tests of each member.
 `record_schedulers.py` writes them between two marks of each page.

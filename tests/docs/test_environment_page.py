@@ -1,4 +1,4 @@
-"""The lists in docs/environment.md are current and complete."""
+"""The lists in docs/environment.md are up to date and complete."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from docs.models_page import PAGE, replaced
 ADVICE = "run `python tests/docs/record_models.py`"
 
 
-def test_the_tables_of_architectures_are_current():
+def test_the_tables_of_architectures_are_up_to_date():
     assert outdated() == [], ADVICE
 
 
-def test_the_table_of_tested_variants_is_current():
+def test_the_table_of_tested_variants_is_up_to_date():
     text = PAGE.read_text("utf-8")
     assert replaced(text) == text, ADVICE
 

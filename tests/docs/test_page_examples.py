@@ -26,7 +26,7 @@ _FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """How one example is executed. names: defined before it runs. printed: texts that it prints."""
+    """How an example runs. names: defined before it runs. printed: strings that it prints."""
 
     names: dict[str, Any] = field(default_factory=dict)
     printed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Every link in a document has a target, and the figures of docs/cpu.md match the code."""
+"""Every link in a document has a target, and the numbers in docs/cpu.md match the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_link_check_finds_all_forms_of_links():
     assert _LINK.findall(text) == ["x.md", "../y.md"]
 
 
-def test_the_figures_of_the_cpu_page_match_the_code():
+def test_the_numbers_on_the_cpu_page_match_the_code():
     options = pytest.importorskip("dovetail_cpu.options")
     native_library = pytest.importorskip("dovetail_cpu.native_library")
     worker = pytest.importorskip("dovetail_cpu.worker")

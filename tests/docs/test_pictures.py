@@ -1,4 +1,4 @@
-"""The pictures in docs/pictures are current."""
+"""The pictures in docs/pictures are up to date."""
 
 import json
 from xml.etree import ElementTree

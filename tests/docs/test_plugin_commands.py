@@ -1,4 +1,4 @@
-"""The recorded output in docs/plugins/commands.md is current."""
+"""The recorded output in docs/plugins/commands.md is up to date."""
 
 from __future__ import annotations
 

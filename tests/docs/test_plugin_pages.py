@@ -127,7 +127,7 @@ def test_every_plugin_kind_has_a_page():
     assert {kind_page.kind for kind_page in kind_pages()} == set(KINDS)
 
 
-def test_the_front_page_of_the_plugin_guide_links_every_page():
+def test_the_front_page_of_the_plugin_guide_links_to_every_page():
     text = page("README").text
     missing = [path.name for path in GUIDE.glob("*.md") if f"({path.name})" not in text]
     assert missing == ["README.md"]

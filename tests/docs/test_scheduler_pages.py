@@ -1,4 +1,4 @@
-"""The recorded properties of policies are current, and the tutorial's example runs."""
+"""The recorded properties of policies are up to date, and the tutorial's example runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OWN = PAGES / "write_your_own.md"
 ADVICE = "run `python tests/docs/record_schedulers.py`"
 
 
-def test_the_table_of_schedulers_is_current():
+def test_the_table_of_schedulers_is_up_to_date():
     info = read_facts()
     assert recorded(TABLE.read_text("utf-8"), "policies") == render_table(info), ADVICE
     assert {path.stem for path in PAGES.glob("*.md")} == {info.name for info in info} | {OWN.stem}
 
 
 @pytest.mark.parametrize("first", FACTS)
-def test_the_page_of_a_scheduler_is_current(first):
+def test_the_page_of_a_scheduler_is_up_to_date(first):
     text = first.page.read_text("utf-8")
     assert recorded(text, "facts") == first.render(), ADVICE
     shown = re.findall(r"`(\w+)` \(`(.*?)`\)", text)
@@ -37,7 +37,7 @@ def test_the_page_of_a_scheduler_is_current(first):
 
 
 @pytest.mark.parametrize("first", FACTS)
-def test_a_policy_is_short_and_each_guarantee_has_a_mutant(first):
+def test_a_policy_has_few_code_lines_and_a_mutant_for_each_guarantee(first):
     research = "research" in first.source.parts
     assert first.num_lines <= (100 if research else 40)
     assert first.guarantees

@@ -1,4 +1,4 @@
-"""The commands in docs/server.md and docs/client_tools.md run, and the program in server.md."""
+"""The commands in docs/server.md and docs/client_tools.md and the program in server.md run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OUTPUT = re.compile(r"(?:--html|--json|--perfetto) (\S+)")
 
 
 def commands() -> list[str]:
-    """Return the commands of the pages, except those that start the server of the others."""
+    """Return the commands of the pages, except those that start the server."""
     texts = [(DOCS / name).read_text("utf-8") for name in ("server.md", "client_tools.md")]
     listed = [command for text in texts for command in _COMMAND.findall(text)]
     return [command for command in listed if not command.startswith("dovetail serve")]
@@ -76,7 +76,7 @@ def test_the_pages_have_an_example_of_each_command():
 @pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
-def test_a_command_of_a_page_runs(command, address, folder):
+def test_a_documented_command_runs(command, address, folder):
     if "run.log" in command:
         run('dovetail generate --model demo --decision-log run.log "Anna"', folder)
     for text, replacement in SHORTER.items():

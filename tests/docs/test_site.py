@@ -52,7 +52,7 @@ def test_a_style_sheet_that_loads_from_another_host_is_reported(rule, tmp_path):
     assert sentence.startswith("b.css loads ")
 
 
-def test_a_page_that_the_search_does_not_find_is_reported(tmp_path):
+def test_a_page_that_is_missing_from_the_search_index_is_reported(tmp_path):
     folder = site(tmp_path, {"a.html": "", "b/c.html": ""}, ["a.html"])
     assert check.problems(folder) == ["b/c.html is not in the search index"]
 
@@ -69,7 +69,7 @@ def test_links_point_to_pages_of_the_site():
     )
 
 
-def test_links_in_code_blocks_stay_as_they_are():
+def test_links_in_code_blocks_are_not_changed():
     hooks = pytest.importorskip("hooks")
     text = "```\n[a](../README.md)\n```\n[a](../README.md)\n"
     assert hooks.with_site_links("docs/gpu.md", text) == (

@@ -34,7 +34,7 @@ def test_each_function_on_the_step_page_is_called(trace):
     assert not missing
 
 
-def test_the_number_of_hops_on_the_step_page_is_current(trace):
+def test_the_number_of_hops_on_the_step_page_is_up_to_date(trace):
     (stated,) = re.findall(r"^The request makes (\d+) hops", PAGE, re.MULTILINE)
     advice = "run `python bench/step_hops.py --write`"
     assert abs(int(stated) - len(trace)) <= MAX_DIFFERENCE, advice

@@ -105,7 +105,7 @@ def test_a_damaged_weight_is_rejected(name):
         (with_tensor("weight_format", torch.tensor(1, dtype=torch.uint8)), "weight_format"),
     ],
 )
-def test_damaged_rows_are_rejected(change, match):
+def test_checkpoints_with_damaged_int8_rows_are_rejected(change, match):
     tensors, _ = bitsandbytes_rows().quantize((64, 96), torch.Generator().manual_seed(1))
     change(tensors)
     with pytest.raises(WeightError, match=match):

@@ -45,7 +45,7 @@ def check(message):
         assert arguments.keys() == {"a", "b"} and type(arguments["b"]) is bool
 
 
-def test_a_required_call_is_valid(llm):
+def test_a_required_tool_call_is_valid(llm):
     sampled = SamplingParams(temperature=1.5, max_tokens=100, n=3, seed=1)
     for item in [*chat(llm, tools=TOOLS, tool_choice="required"), *chat(llm, sampled, tools=TOOLS)]:
         assert item.text and item.message is not None
@@ -66,7 +66,7 @@ def test_without_tools_the_message_is_the_text(llm):
     assert first.message.content == first.text and not first.message.tool_calls
 
 
-def test_conversations_with_and_without_calls_run_in_one_batch(llm):
+def test_conversations_with_and_without_tool_calls_run_in_one_batch(llm):
     called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     result = [
         *MESSAGES,

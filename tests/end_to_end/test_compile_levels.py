@@ -1,4 +1,4 @@
-"""Engines with a compile level compile once and give the tokens of eager engines; cache, errors."""
+"""Compiled engines generate the tokens of eager engines. Also: compile cache and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def num_traced():
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_compiled_engine_generates_the_same_tokens_as_an_eager_one_without_compiling_in_steps(
+def test_a_compiled_engine_generates_the_tokens_of_an_eager_engine_and_compiles_only_at_startup(
     checkpoint, expected, level
 ):
     with LLM(checkpoint, **OPTIONS, compile_level=level) as llm:
@@ -110,7 +110,7 @@ def test_equal_pieces_are_compiled_once_and_listed_sizes_separately(checkpoint, 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS[1:])
-def test_passes_and_a_backend_given_by_qualified_name_are_used(checkpoint, expected, level):
+def test_compile_passes_and_a_backend_given_by_qualified_name_are_used(checkpoint, expected, level):
     before = FakeGraphPass.num_applied, FakeCompileBackend.num_compiled
     options = OPTIONS | {"compile_backend": FAKE, "compile_passes": [FAKE_PASS]}
     FakeCompileBackend.requests.clear()

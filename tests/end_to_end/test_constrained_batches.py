@@ -1,10 +1,10 @@
 """Batches of constrained and unconstrained requests with random weights.
 
 Each batch has random JSON schemas and regular expressions, half of them greedy, and two
-unconstrained requests. Outputs that ended by themselves must be valid. Outputs that the length
-limit cut must be beginnings of valid outputs, according to another implementation: the plugin
-`xgrammar` for JSON schemas, the `regex` package for regular expressions. An unconstrained request
-must get the tokens that it gets alone.
+unconstrained requests. Outputs that ended before the length limit must be valid. Outputs that the
+length limit cut must be beginnings of valid outputs, according to another implementation: the
+plugin `xgrammar` for JSON schemas, the `regex` package for regular expressions. An unconstrained
+request must get the tokens that it gets alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def engine(request):
 
 @dataclass
 class Counts:
-    """Numbers of outputs by their end.
+    """Numbers of outputs by how they ended.
 
     unchecked: truncated outputs that no other implementation can check.
     """

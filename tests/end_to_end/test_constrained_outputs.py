@@ -171,7 +171,7 @@ SCHEMAS = strategies.recursive(SIMPLE, containers, max_leaves=4)
 
 
 def check_schemas(llm, num_examples):
-    """Generate with random schemas, and validate each output that ended by itself."""
+    """Generate with random schemas, and validate each output that is not truncated."""
     ended = []
 
     @settings(

@@ -49,7 +49,7 @@ class Preemptions(StatLogger):
 
 
 def generate(scheduler_cls):
-    """Return the tokens of the outputs, the order of their ends, and the number of preemptions."""
+    """Return the output tokens, the order of completion, and the number of preemptions."""
     conversations = [[{"role": "user", "content": question}] for question, _ in ASKED * 2]
     params = [
         SamplingParams(

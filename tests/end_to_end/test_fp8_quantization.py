@@ -107,7 +107,7 @@ def test_two_ranks_compute_the_same_values_as_one_rank(plain, tmp_path):
     assert fp8(plain, num_ranks=2) == outputs(values, tensor_parallel_size=2)[:2]
 
 
-def test_ignored_layers_and_the_head_option_change_only_their_layers(plain, tmp_path):
+def test_ignored_layers_and_the_head_option_affect_only_the_layers_that_they_name(plain, tmp_path):
     kept = (*KEPT, "down_proj", "self_attn")
     values, _ = write_rounded(plain, tmp_path / "ignored", kept=kept)
     assert fp8(plain, ignored_layers=["down_proj", "self_attn"]) == outputs(values)[:2]
@@ -143,7 +143,7 @@ def test_an_invalid_option_is_rejected(name, plain):
 
 
 @pytest.mark.costly
-def test_blocks_that_ranks_would_divide_are_rejected(plain):
+def test_quantization_blocks_that_span_two_ranks_are_rejected(plain):
     with pytest.raises(ConfigError, match=r"cut a block of 128.*scales='channel'"):
         fp8(plain, num_ranks=2, scales="block")
 
@@ -158,7 +158,7 @@ def test_weights_with_nan_are_rejected(plain, tmp_path):
         fp8(folder, dtype="bfloat16")
 
 
-def test_a_notice_states_that_no_memory_is_saved(plain, caplog):
+def test_a_notice_states_that_fp8_saves_no_memory(plain, caplog):
     with caplog.at_level(logging.INFO, "dovetail_torch"):
         fp8(plain)
     assert "quantization='fp8'" in caplog.text and "as much memory as" in caplog.text

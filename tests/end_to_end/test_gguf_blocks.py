@@ -20,7 +20,7 @@ TYPES = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_v": "Q5_1", "ffn_down": "Q6_K
 
 
 def blocks_of(kind, shape, chance):
-    """Return the tensor's bytes: quantized normal numbers, or random codes of Q6_K."""
+    """Return the tensor's bytes: quantized normally distributed values, or random Q6_K codes."""
     weight = chance.standard_normal(shape).astype(np.float32) * 0.06
     if kind != gguf.GGMLQuantizationType.Q6_K:
         return quantize(weight, kind)

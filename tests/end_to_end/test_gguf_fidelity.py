@@ -1,4 +1,4 @@
-"""Dovetail agrees with llama.cpp on published GGUF files, and the file's blocks with float32.
+"""On published GGUF files, Dovetail agrees with llama.cpp, and quantized blocks with float32.
 
 Perplexities of llama.cpp are recorded: llama-cpp-python 0.3.36, on the file dequantized to float32.
 """

@@ -39,7 +39,9 @@ def test_a_measured_calibration_is_a_step_time_model_of_this_machine(tmp_path, m
         (["--model", "demo", "--num-blocks", "4"], "needs num_blocks of at least"),
     ],
 )
-def test_an_impossible_profile_is_rejected(arguments, message, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_of_lab_profile_are_rejected(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(["lab", "profile", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -115,7 +115,7 @@ def test_different_step_times_give_a_different_log(engine, tmp_path):
 
 
 @pytest.mark.costly
-def test_a_run_with_another_policy_ends_with_an_error_or_another_log(engine, tmp_path):
+def test_repeating_a_run_with_another_policy_gives_an_error_or_a_different_log(engine, tmp_path):
     setup = make_setup(depth=engine.largest.depth)
     *_, first, _ = run_twice(engine, "azure:conv", setup, tmp_path)
     other = make_setup("sjf", depth=engine.largest.depth)

@@ -1,4 +1,4 @@
-"""Loading streams weights: the peak of the memory is near the size of the weights as served."""
+"""Weights are streamed while loading: peak memory is near the size of the served weights."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def test_native_attention_is_rejected_for_an_unsupported_dtype_with_the_reason(w
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)
 
 
-def test_a_kernel_that_gets_no_memory_ends_the_engine_and_the_error_names_it(wide_dir, monkeypatch):
+def test_a_failed_allocation_in_a_kernel_stops_the_engine_and_the_error_names_the_kernel(
+    wide_dir, monkeypatch
+):
     """A kernel computes all requests of a step in one call, so none of them can continue."""
 
     def fail(*args):

@@ -101,7 +101,7 @@ def test_a_truncated_text_keeps_its_first_tokens_and_the_last_special_token(enco
     assert len(output.prompt_token_ids) == NUM_POSITIONS
 
 
-def test_a_pooling_model_rejects_generation(encoder):
+def test_a_pooling_model_rejects_text_generation(encoder):
     with pytest.raises(
         UserError, match="does not support text generation; it supports: embed, token_embed"
     ):
@@ -129,7 +129,7 @@ def test_an_embedding_model_scores_by_cosine_similarity(encoder):
             encoder.score(queries, documents, use_tqdm=False)
 
 
-def test_late_interaction_adds_the_largest_similarity_of_each_query_token(folder, tmp_path):
+def test_late_interaction_sums_the_maximum_similarity_of_each_query_token(folder, tmp_path):
     late = write_tiny_encoder(tmp_path / "late")
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.Transformer"}]
     (late / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
@@ -157,7 +157,7 @@ def test_a_cross_encoder_scores_text_pairs(cross_encoder):
 
 
 @pytest.mark.costly
-def test_results_are_sent_across_processes_to_an_event_loop(cross_folder, cross_encoder):
+def test_async_pooling_with_a_worker_process_gives_the_same_results(cross_folder, cross_encoder):
     texts = make_texts(6)
 
     async def run():

@@ -71,7 +71,9 @@ NATIVE = {
 
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.sampled(4)
-def test_integers_run_in_the_native_kernels_without_rounding(name, plain, tmp_path, monkeypatch):
+def test_native_kernels_compute_with_packed_integers_without_requantization(
+    name, plain, tmp_path, monkeypatch
+):
     if not native_library.probe_fast().usable:
         pytest.skip("there are no fast native kernels here")
     written, kind = NATIVE[name]
@@ -97,7 +99,7 @@ def gguf_values(blocks):
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
+def test_packed_integers_become_blocks_with_exactly_the_same_values(name):
     written, kind = NATIVE[name]
     tensors, values = written.quantize((64, 192), torch.Generator().manual_seed(2))
     stored = opened(written, tensors)
@@ -116,14 +118,14 @@ def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
     ],
     ids=["zero points of 8 bits", "act order", "small groups"],
 )
-def test_unsupported_layouts_are_not_read_as_blocks(written):
+def test_layouts_that_blocks_cannot_represent_are_not_read_as_blocks(written):
     tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
     assert opened(written, tensors).block_type is None
 
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_symmetric_zero_points_are_not_unpacked(bits, version):
+def test_the_zero_points_of_symmetric_weights_are_not_unpacked(bits, version):
     written = gptq(bits, symmetric=True, version=version)
     tensors, values = written.quantize((64, 96), torch.Generator().manual_seed(2))
     stored = opened(written, tensors)
@@ -131,7 +133,7 @@ def test_symmetric_zero_points_are_not_unpacked(bits, version):
     assert torch.equal(stored.dequantize(torch.float32), values.float())
 
 
-def test_scales_that_float16_cannot_represent_are_not_rounded():
+def test_weights_with_scales_that_float16_cannot_represent_are_not_read_as_blocks():
     written = packed_integers()
     tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
     assert opened(written, tensors).block_type == "Q4_0"
@@ -154,7 +156,7 @@ def test_a_second_start_uses_the_packed_blocks(plain, tmp_path):
     assert outputs(quantized, **options) != first  # a changed file is repacked
 
 
-def test_a_notice_names_weights_that_are_dequantized(plain, tmp_path, caplog):
+def test_a_notice_states_the_number_of_dequantized_weights(plain, tmp_path, caplog):
     quantized, _ = write(plain, tmp_path, rows_of_floats())
     with caplog.at_level(logging.INFO, "dovetail_quantized_checkpoints"):
         outputs(quantized, dtype="bfloat16")

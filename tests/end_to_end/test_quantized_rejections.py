@@ -225,7 +225,9 @@ def test_a_method_that_no_plugin_reads_is_rejected(plain, tmp_path):
 @pytest.mark.parametrize(
     "written", [gptq(), packed_integers(), fp8_blocks()], ids=["gptq", "packed", "fp8"]
 )
-def test_the_error_for_quantized_weights_without_a_configuration_says_so(written, plain, tmp_path):
+def test_the_error_for_quantized_weights_without_quantization_config_names_the_field(
+    written, plain, tmp_path
+):
     quantized, _ = write(plain, tmp_path, written)
     shutil.copy(plain / "config.json", quantized)
     with pytest.raises(WeightError, match=r"needs quantization_config in config\.json; it is"):

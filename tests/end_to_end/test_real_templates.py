@@ -114,7 +114,7 @@ def spec_of(tokenizer, parsers):
 
 
 @pytest.mark.costly
-def test_the_tokens_of_a_call_are_accepted(model, backend):
+def test_the_grammar_accepts_the_tokens_of_a_valid_call(model, backend):
     _, tokenizer, parsers = model
     matcher = backend.compile(spec_of(tokenizer, parsers))
     text = parsers.tool_parser_cls.call_text("get_weather")

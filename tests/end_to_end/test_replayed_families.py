@@ -130,6 +130,6 @@ def test_the_outputs_of_a_request_are_bitwise_equal_alone_and_in_every_batch(fol
         ({"dtype": "float32"}, "dtype='float32'"),
     ],
 )
-def test_batch_invariance_needs_the_native_operations(folder, options, message):
+def test_batch_invariance_is_rejected_without_the_native_operations(folder, options, message):
     with pytest.raises(DovetailError, match=message):
         LLM(folder, **OWN | {"batch_invariant": True} | options)

@@ -72,7 +72,7 @@ def test_a_cached_prefix_is_continued_from_its_state(folder, expected):
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_bfloat16_and_int8_are_served(folder, options):
+def test_models_with_states_run_in_bfloat16_and_with_int8_weights(folder, options):
     with LLM(folder, **OWN | {"dtype": "bfloat16"} | options) as llm:
         assert [len(row) for row in tokens_of(llm)] == [6] * 4
 

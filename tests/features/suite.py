@@ -9,9 +9,9 @@ never recorded as a complete run.
 The tests that fail are repeated once, while no other tests run, if they are in at most
 MAX_REPEATED_FILES files. A test that passes then counts as passed and is printed as unstable. The
 reason is that on two shared cores, one of 10,000 tests sometimes exceeds a time limit that it never
-exceeds alone. Three submissions in sequence failed because of one such test each. The limit counts
-files because the tests of a file may share a server, which the first failure leaves busy for the
-others. `make soak` and the runs of `make features` repeat nothing.
+exceeds alone. The limit counts files because the tests of a file may share a server, which the
+first failure leaves busy for the others. `make soak` and the runs of `make features` repeat
+nothing.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):
 
 
 @pytest.mark.parametrize("source", [RAISES, LACKING, WRONG])
-def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_device(
+def test_a_failed_machine_section_is_reported_as_a_failure_and_not_as_a_missing_device(
     source, tmp_path
 ):
     code, run, _ = run_sections(tmp_path, {"fine": FINE, "machine": source}, device="auto")
@@ -107,7 +107,7 @@ def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_dev
     assert ("select another Python with GPU_PYTHON" in fine["why"]) == (source == LACKING)
 
 
-def test_unused_time_of_earlier_sections_is_given_to_later_sections(tmp_path):
+def test_later_sections_can_use_the_time_that_earlier_sections_did_not_need(tmp_path):
     output = "def run(task, report):\n    report.fact('limit', task.deadline_s)\n"
     settings = {"total_s": 60.0, "deadline_s": 10.0, "slack": 1.5}
     _, run, _ = run_sections(tmp_path, {"one": output, "two": output}, **settings)
@@ -225,7 +225,7 @@ def test_the_sum_of_section_deadlines_is_within_the_total_deadline():
     assert len({item.name for item in SECTIONS}) == len(SECTIONS)
 
 
-def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
+def test_a_measurement_that_misses_its_target_is_marked_as_missed(tmp_path):
     def run(**values):
         figures = [
             {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()

@@ -74,7 +74,7 @@ def test_a_report_is_written_after_every_entry(tmp_path):
     assert result["facts"] == {"seen": [1]}
 
 
-def test_several_runs_are_reported_with_their_overall_agreement_and_largest_error(tmp_path):
+def test_the_report_of_several_runs_has_the_total_agreement_and_the_largest_error(tmp_path):
     valid = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")

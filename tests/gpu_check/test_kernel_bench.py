@@ -1,4 +1,4 @@
-"""A benchmark script that exceeds its time limit keeps the figures measured before."""
+"""A benchmark script that exceeds its time limit keeps the results that it has already measured."""
 
 from gpu import kernel_bench
 from gpu.report import Report, Task
@@ -19,4 +19,4 @@ def test_a_benchmark_killed_at_its_deadline_keeps_its_measurements(tmp_path, mon
     task = Task(device="cuda", small=True, folder=tmp_path, seed=1, deadline_s=deadline_s)
     kernel_bench.run_script("slow", task, report)
     assert [(figure["name"], figure["value"]) for figure in report.figures] == [("first", 2.5)]
-    assert report.wrong[0].startswith("slow.py was not done within 1 s")
+    assert report.wrong[0].startswith("slow.py did not finish within 1 s")

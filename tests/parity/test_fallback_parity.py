@@ -1,4 +1,4 @@
-"""Compares architectures that transformers computes over the paged KV cache with transformers."""
+"""Compares models of the transformers fallback, which use the paged KV cache, with transformers."""
 
 from __future__ import annotations
 

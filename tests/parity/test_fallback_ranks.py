@@ -1,6 +1,6 @@
-"""Compares architectures that two ranks compute with classes of transformers with transformers.
+"""Compares models of the transformers fallback on several ranks with transformers.
 
-The ranks divide a model by its plan in transformers. What cannot be divided is rejected.
+A model is split by its tensor-parallel plan in transformers, or rejected if that is not possible.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_each_of_two_ranks_holds_half_of_the_weights_and_of_the_cache(
 
 
 @pytest.mark.parametrize("model_type", ONE_RANK_ONLY)
-def test_an_architecture_without_a_plan_is_rejected(model_type: str) -> None:
+def test_an_architecture_without_a_tensor_parallel_plan_is_rejected(model_type: str) -> None:
     with pytest.raises(ConfigError, match=r"^tensor_parallel_size=2 .* divide \w+: it has no plan"):
         create(model_type, 2)
 
@@ -170,7 +170,7 @@ def test_sizes_that_the_ranks_cannot_divide_are_rejected(
         ({"layers.*.input_layernorm": "colwise"}, "input_layernorm .ArceeRMSNorm"),
     ],
 )
-def test_a_plan_with_an_unsupported_entry_is_rejected(
+def test_a_tensor_parallel_plan_with_an_unsupported_entry_is_rejected(
     entries: dict[str, object], text: str, monkeypatch
 ) -> None:
     change_plan(monkeypatch, entries)
@@ -190,7 +190,7 @@ def test_a_plan_with_an_unsupported_entry_is_rejected(
     ],
     ids=["other features", "a sum too much"],
 )
-def test_a_plan_that_changes_the_logits_is_rejected(
+def test_a_tensor_parallel_plan_that_changes_the_logits_is_rejected(
     entries: dict[str, str], arcee: Checkpoint, monkeypatch
 ) -> None:
     change_plan(monkeypatch, entries)

@@ -1,4 +1,4 @@
-"""Compares the embeddings of all-MiniLM-L6-v2 with transformers and the arithmetic of its card."""
+"""Compares embeddings of all-MiniLM-L6-v2 with transformers and the pooling of its model card."""
 
 from __future__ import annotations
 

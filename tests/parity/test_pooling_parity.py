@@ -1,4 +1,4 @@
-"""Compares the results of pooling models with transformers and the arithmetic of pooling.
+"""Compares the results of pooling models with transformers and a direct pooling computation.
 
 The models are small and have random weights. Prompts of different lengths are in one batch.
 """

@@ -40,7 +40,7 @@ CASES = {
 
 @pytest.mark.parametrize("length", [100, LENGTH, 3 * LENGTH])
 @pytest.mark.parametrize("name", CASES)
-def test_the_frequencies_agree_with_transformers(name, length):
+def test_rope_frequencies_agree_with_transformers(name, length):
     stated = CASES[name] | {"rope_theta": 5000.0}
     fields = {"head_dim": HEAD_SIZE, "max_position_embeddings": LENGTH}
     if stated["rope_type"] == "longrope":
@@ -53,7 +53,7 @@ def test_the_frequencies_agree_with_transformers(name, length):
     assert own_factor == pytest.approx(factor)
 
 
-def test_each_type_except_the_default_is_compared():
+def test_every_rope_type_except_the_default_is_compared():
     assert {case["rope_type"] for case in CASES.values()} == ROPE_TYPES.keys() - {"default"}
 
 
@@ -62,7 +62,7 @@ def test_each_type_except_the_default_is_compared():
     [("mrope", {"mrope_section": [2, 4, 5]}, "default"), ("su", LONG, "longrope")],
 )
 @pytest.mark.parametrize("key", ["type", "rope_type"])
-def test_other_names_of_a_type_are_read(other, fields, name, key):
+def test_alternative_names_of_a_rope_type_are_accepted(other, fields, name, key):
     plain = {"max_position_embeddings": LENGTH, "original_max_position_embeddings": 128}
     fields = {field: value for field, value in fields.items() if field != "rope_type"}
     own = read_rope_parameters({**plain, "rope_scaling": {**fields, key: other}})

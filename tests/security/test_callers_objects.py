@@ -150,7 +150,7 @@ def test_a_prompt_key_that_cannot_be_compared_is_rejected(llm):
     assert caught.value.parameter == "prompt"
 
 
-def test_later_changes_of_parameters_have_no_effect(llm):
+def test_changing_parameters_after_a_call_has_no_effect(llm):
     params = SamplingParams(max_tokens=4, seed=3, logit_bias={5: 100.0}, extra_args={"a": 1})
     before = tokens_of(llm.generate("b", params)[0])
     engine, by_name = llm.llm_engine, {}

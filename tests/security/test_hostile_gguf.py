@@ -1,4 +1,4 @@
-"""Damaged GGUF files give typed errors with the file's name, in limited time and memory."""
+"""Damaged GGUF files cause typed errors that name the file, in limited time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized weights with hostile configurations or tensors: a typed error, or values."""
+"""Quantized weights with hostile fields or tensors are dequantized or raise a typed error."""
 
 from __future__ import annotations
 

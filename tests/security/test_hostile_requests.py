@@ -221,7 +221,7 @@ def test_request_ids_may_look_like_internal_ids(front_end):
     assert [tokens_of(output) for output in actual] == [tokens_of(actual[0])] * len(names)
 
 
-def test_repeated_token_ids_count_once():
+def test_repeated_token_ids_in_sampling_parameters_are_removed():
     params = SamplingParams(stop_token_ids=[7, 5, 7] * 100_000, allowed_token_ids=[1] * 1000)
     assert params.stop_token_ids == (7, 5) and params.allowed_token_ids == (1,)
 

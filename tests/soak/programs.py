@@ -95,8 +95,9 @@ SHAPES = (
 class LongProgram:
     """A program to run.
 
-    policy: a name, "" for the scheduler's own policy. num_steps: steps before all requests are run
-    to their end. num_alive: number of requests that the program tries to keep alive.
+    policy: a name, "" for the scheduler's own policy. num_steps: number of steps, after which all
+    requests run to completion. num_alive: number of requests that the program tries to keep
+    alive.
     """
 
     program: Program

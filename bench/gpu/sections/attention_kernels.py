@@ -7,5 +7,5 @@ from gpu.report import Report, Task
 
 
 def run(task: Task, report: Report) -> None:
-    """Run the benchmark script and report its figures."""
+    """Run the benchmark script and report its metrics."""
     run_script("attention", task, report)

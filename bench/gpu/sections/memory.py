@@ -45,7 +45,7 @@ def _look_at_share(task: Task, report: Report) -> None:
     used = 100 * (total - free) / total
     report.figure("used", used)
     if used < 0.9 * 100 * _SHARE:
-        report.fail(f"only {used:.1f} % are used of the {_SHARE:.0%} that were allowed")
+        report.fail(f"the engine uses only {used:.1f} % of the memory; it may use {_SHARE:.0%}")
 
 
 def _look_at_growth(task: Task, report: Report) -> None:

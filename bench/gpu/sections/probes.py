@@ -1,7 +1,7 @@
-"""Measures the device with torch operations: the limits for all other figures.
+"""Measures the device with torch operations: the limits for all other metrics.
 
 Copy: 4 GiB within device memory, counting bytes read and written. Read: the sum of 4 GiB of float32
-values. Matrix product: 8192³ in bf16, random values. Each figure is the median of 10 runs.
+values. Matrix product: 8192³ in bf16, random values. Each metric is the median of 10 runs.
 """
 
 from __future__ import annotations

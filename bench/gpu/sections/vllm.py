@@ -2,7 +2,7 @@
 
 The shape of 0.6 B parameters with random bf16 weights, 128 random prompt tokens and 256 output
 tokens, greedy, without prefix caches: as in the `small_model` section. Each engine runs in its own
-process, one by one. Figures are the rates of Dovetail relative to those of vLLM.
+process, one by one. Metrics are the rates of Dovetail relative to those of vLLM.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _measure(
     if rates.is_file():
         result: dict[str, float] = json.loads(rates.read_text("utf-8"))
         return result
-    report.fail(f"{engine} ended with {ended.code}: {ended.output}")
+    report.fail(f"{engine} exited with code {ended.code}: {ended.output}")
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Several `AsyncLLM` objects of one engine have separate requests, ids and limits."""
+"""Several `AsyncLLM` objects attached to one engine have separate requests, ids and limits."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""When an engine ends, all waiting callers are notified soon, and no process or file is left."""
+"""When an engine exits, all waiting callers are notified, and no process or file is left."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ async def wait_in_every_way(llm, *calls):
 
 
 async def end(llm, kill, *calls):
-    """End the engine while callers wait. Return their results and the time in seconds."""
+    """Call `kill` to stop the engine while callers wait. Return their results and the time in s."""
     waiting = asyncio.create_task(wait_in_every_way(llm, *calls))
     await asyncio.sleep(0.2)
     assert not waiting.done() and await llm.is_ready()
@@ -86,7 +86,7 @@ def test_all_callers_are_notified_when_the_engine_shuts_down(bench, nothing_left
     check_end(bench, starting, actual, took_s, "was shut down")
 
 
-def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing_left):
+def test_the_error_of_a_failed_step_contains_no_prompts(bench, nothing_left):
     starting = bench.start(worker_config={"fails_at": 5})
 
     async def ask():
@@ -101,7 +101,7 @@ def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing
 
 
 @pytest.mark.costly
-def test_a_supervised_engine_is_restarted(bench, nothing_left):
+def test_a_killed_supervised_engine_is_restarted(bench, nothing_left):
     starting = bench.start(
         worker_config={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05)
     )
@@ -232,7 +232,7 @@ def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_the_error_names_a_killed_idle_worker_within_a_second(bench, used):
+def test_the_error_for_a_killed_idle_worker_names_it_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
     pid = llm.client.process_id
     (worker,) = children_of(pid)

@@ -122,7 +122,7 @@ def test_an_abort_returns_the_partial_output(bench, slow):
     assert bench.run(is_idle_within(slow, 1))
 
 
-def test_a_stop_string_ends_the_request_in_the_engine_too(bench, slow):
+def test_a_stop_string_also_ends_the_request_in_the_engine(bench, slow):
     async def ask(**params):
         params = SamplingParams(seed=1, ignore_eos=True, **params)
         output = await last(slow.generate("a", params, output_kind=FINAL))
@@ -260,7 +260,7 @@ def test_a_request_that_meets_its_deadline_is_not_affected(bench, slow):
 
 
 @pytest.mark.costly
-def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
+def test_canceling_ten_thousand_callers_at_random_moments_frees_all_blocks(bench, llm):
     rng = Random(SEED)
     ways = [rng.randrange(4) for _ in range(NUM_ABORTS)]
 
@@ -294,7 +294,7 @@ def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
     assert {len(out.outputs[0].token_ids) for out in fresh} == {5}
 
 
-def test_statistics_are_current_when_no_request_runs(bench, slow):
+def test_statistics_are_up_to_date_when_no_request_runs(bench, slow):
     async def ask():
         streams = [slow.generate("a", LONG) for _ in range(3)]
         await asyncio.gather(*map(anext, streams))

@@ -86,7 +86,7 @@ def no_collector():
 
 
 async def longest_hold_s(work):
-    """Return the result of `work` and the longest CPU time of an event-loop iteration."""
+    """Return the result of `work` and the CPU time of the longest event-loop iteration, in s."""
     task, longest, mark = asyncio.ensure_future(work), 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
@@ -120,7 +120,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
 def test_many_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
-    """Each chunk takes 1 ms, so a step with all its chunks in one iteration takes over 50 ms."""
+    """A chunk takes 1 ms. An iteration that processed all chunks of a step would take 50 ms."""
     process = wide._front.outputs.process_chunk
 
     def process_slowly(chunk):

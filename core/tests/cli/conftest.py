@@ -22,7 +22,7 @@ def spell(tmp_path: Path) -> Spell:
 
     The model maps the byte " " to the first byte of `text`, each byte of `text` to the next byte,
     and every other byte to EOS; so the bytes of `text` must differ. After the last byte the model
-    generates EOS, or " " with `loop`.
+    generates EOS, or " " if `loop` is true.
     """
 
     def make(text: str = "abc", *, loop: bool = False, length: int = 4096) -> list[str]:

@@ -137,7 +137,7 @@ def test_an_options_class_without_source_is_shown_by_name_only(site, capsys):
     assert "gone:Options (use --load to read its fields)" in capsys.readouterr().out
 
 
-def test_a_table_with_an_empty_column_breaks_no_line_in_a_pipe(capsys):
+def test_lines_of_a_table_with_an_empty_column_are_not_wrapped_in_a_pipe(capsys):
     name = "layers.2.self_attn.q_proj"
     print_table(("layer", "type", ""), [(name, "Q4_K", ""), ("short", "Q4_K", "")])
     lines = capsys.readouterr().out.splitlines()

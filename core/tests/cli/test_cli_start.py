@@ -1,4 +1,4 @@
-"""The time that short commands take, and the options that help pages show."""
+"""The CPU time of short commands, and the options that help pages show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cpu_seconds(code: str, *arguments: str) -> float:
 
 @pytest.fixture(scope="module")
 def slowness() -> float:
-    """How much slower this machine is at present than the machine that the limits are for."""
+    """The factor by which this machine is now slower than the machine that defines the limits."""
     return max(1.0, min(cpu_seconds(REFERENCE_CODE) for _ in range(5)) / REFERENCE_S)
 
 
@@ -112,6 +112,8 @@ def test_help_all_shows_every_engine_option(read_help) -> None:
     assert {f"--{name.replace('_', '-')}" for name in MAIN} <= shown
 
 
-def test_help_all_after_a_double_dash_is_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_after_a_double_dash_is_read_as_a_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["generate", "--model", "./no-such-model", "--", "--help-all"]) == 2
     assert "does not exist" in capsys.readouterr().err

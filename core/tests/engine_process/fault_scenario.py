@@ -1,4 +1,4 @@
-"""Run a supervised engine from start to end and print JSON. Arguments: MODEL EXECUTOR.
+"""Run a supervised engine from startup to shutdown and print JSON. Arguments: MODEL EXECUTOR.
 
 The program prints one line and exits, whatever fault DOVETAIL_FAULTS requests. Keys of the line:
 outcome is "served" or the class of the error; message is the text of the error or of the failed

@@ -57,7 +57,7 @@ def config(model, **options):
 
 
 class EngineOwner:
-    """The owner of an engine. `busy` adds a long request. `serve` runs a request to its end."""
+    """The owner of an engine. `busy` adds a long request. `serve` runs a request to completion."""
 
     def __init__(self, model):
         self.engine = self.make(model)

@@ -1,4 +1,4 @@
-"""All engine clients give the same results and are notified when the engine ends."""
+"""All engine clients give the same results and are notified when the engine exits."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""When an engine ends for any reason, waiting callers are notified and no process is left."""
+"""When an engine exits for any reason, waiting callers are notified and no process is left."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
 
 
 def kill_mid_decode(client, traffic, after_s):
-    """Kill the engine while four requests run. Callers are notified within two seconds."""
+    """Kill the engine while four requests run. Check that the caller is notified within 2 s."""
     for number in range(4):
         client.add_request(traffic.request(f"r{number}", max_tokens=400))
     assert client.get_outputs(5) is not None
@@ -101,7 +101,7 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
     asyncio.run(serve())
 
 
-def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_plan(
+def test_a_failed_step_stops_the_engine_and_the_error_contains_a_digest_of_the_plan(
     client_of, traffic
 ):
     client = client_of("sync", fails_at=3)

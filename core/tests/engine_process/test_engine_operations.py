@@ -52,7 +52,7 @@ def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
+def test_sleep_is_rejected_unless_sleep_mode_is_enabled(client_of, parts, kind):
     client = client_of(kind, options={"worker_cls": parts.SleepModeWorker})
     with pytest.raises(UserError, match="set enable_sleep_mode=True"):
         client.sleep()
@@ -97,7 +97,7 @@ def test_an_option_that_the_worker_would_ignore_is_rejected(client_of, option, v
         client_of("inproc", options={option: value})
 
 
-def test_custom_all_reduce_needs_several_workers(client_of):
+def test_custom_all_reduce_is_rejected_for_one_worker(client_of):
     with pytest.raises(ConfigError, match="no effect with tensor_parallel_size=1"):
         client_of("inproc", options={"custom_all_reduce": True})
 
@@ -122,7 +122,7 @@ def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_steps_can_be_read_through_every_client(client_of, traffic, kind):
+def test_the_step_trace_can_be_read_through_every_client(client_of, traffic, kind):
     client = client_of(kind)
     assert client.read_steps().steps == ()
     client.add_request(traffic.request("a", prompt=range(9), max_tokens=3))
@@ -152,7 +152,7 @@ def test_the_types_of_operation_arguments_and_results_are_checked():
         OPERATIONS["reset_prefix_cache"].decode_result(rejected.encode_result({}))
 
 
-def test_module_functions_cannot_be_called_in_another_process(client_of):
+def test_arbitrary_functions_cannot_be_called_by_name_in_an_engine_process(client_of):
     with pytest.raises(MessageError):
         client_of("sync").call_workers("shutil:rmtree", ("/nowhere",))
 

@@ -1,4 +1,4 @@
-"""An engine ends with its owner. A forked child cannot use it, stop it or keep it alive."""
+"""An engine exits with its owner. A forked child cannot use, stop or keep alive the engine."""
 
 import json
 import os
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def kinds(*quick):
-    """Return all kinds of engines as parameters. Kinds outside of `quick` are marked slow."""
+    """Return all kinds of engines as parameters. Kinds that are not in `quick` are marked slow."""
     every = ("OverProcess", "WithWorkers", "InProcess", "Client", "Supervised", "AsyncClient")
     every += ("AsyncSupervised", "AsyncFrontEnd")
     marks = {name: () if name in quick else pytest.mark.slow for name in every}
@@ -24,7 +24,7 @@ def kinds(*quick):
 
 @pytest.fixture
 def run(tmp_path, tmp_path_factory):
-    """Run a scenario in a separate process: `run("Client", "drop")`. The limit is 40 seconds."""
+    """Run a scenario in a separate process: `run("Client", "drop")`. The time limit is 40 s."""
     config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     folder = tmp_path_factory.mktemp("t")

@@ -153,7 +153,7 @@ def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, tr
 
 @pytest.mark.costly
 def test_held_requests_of_a_killed_idle_front_end_are_freed(client_of, traffic):
-    """The engine sends only heartbeats to this front end. A failed send detects its exit."""
+    """The engine sends only heartbeats to this front end, and detects its exit by a failed send."""
     owner = client_of("sync", step_s=0.005)
     with front_end_process(owner, "r") as process:
         owner.pause(PauseScope.ALL)
@@ -180,7 +180,7 @@ def test_a_front_end_that_does_not_read_does_not_delay_other_front_ends(client_o
 
 
 @pytest.mark.costly
-def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
+def test_requests_of_a_front_end_that_reads_too_slowly_end_with_an_error(
     client_of, attach, traffic, parts
 ):
     owner = client_of("sync", step_s=0.01, options={"worker_cls": parts.SmallBufferWorker})
@@ -194,7 +194,7 @@ def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
 
 
 @pytest.mark.costly
-def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, attach, traffic):
+def test_all_front_ends_share_the_pause_and_the_prefix_cache(client_of, attach, traffic):
     owner = client_of("sync")
     other = attach(owner)
     owner.add_request(traffic.request("a", max_tokens=300))

@@ -101,7 +101,7 @@ def communicate(process, faults):
 
 
 def survivors(mark):
-    """Return the processes of a scenario that still exist five seconds after its end."""
+    """Return the processes of a scenario that still exist 5 s after it has ended."""
     for _ in range(50):
         actual = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
         if not actual:

@@ -191,7 +191,7 @@ def test_workers_execute_methods_called_by_name(make):
             engine.collective_rpc(name)
 
 
-def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_plan(make):
+def test_a_failed_step_stops_the_engine_and_the_error_contains_a_digest_of_the_plan(make):
     llm = make(fails_at=3)
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
         llm.generate(["secret", "other"], greedy(20))
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_generate_call_but_not_the_engine(make):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("depth", [1, 2])
-def test_statistics_are_current_after_the_last_abort(make, depth):
+def test_statistics_are_up_to_date_after_the_last_abort(make, depth):
     engine = make(depth=depth, step_s=0.005).llm_engine
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     for _ in range(2):

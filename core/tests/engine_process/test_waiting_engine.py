@@ -1,4 +1,4 @@
-"""An engine in which all requests wait uses little CPU and sends no messages."""
+"""An engine in which all requests wait uses little CPU time and sends no messages."""
 
 import os
 import time

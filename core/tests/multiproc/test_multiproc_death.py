@@ -135,7 +135,7 @@ def test_the_exit_status_of_a_process_is_reported(make):
         executor.execute_model(second).result(PATIENCE_S)
 
 
-def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
+def test_a_step_that_exceeds_its_deadline_stops_the_engine(make):
     executor = make(2, limits={"step_timeout_s": 0.3}, step=["hangs", ""])
     start(executor)
     pids = executor.collective_rpc("pid")
@@ -209,7 +209,7 @@ def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     assert time.monotonic() - began < NOTICE_S and not is_running(pid)
 
 
-def test_the_child_processes_of_a_worker_end_with_the_worker(make):
+def test_the_child_processes_of_a_worker_exit_with_the_worker(make):
     executor = make()
     child = executor.collective_rpc("has_child")[0]
     assert is_running(child)
@@ -217,7 +217,7 @@ def test_the_child_processes_of_a_worker_end_with_the_worker(make):
     assert wait_until(lambda: not is_running(child), NOTICE_S)
 
 
-def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_path):
+def test_workers_exit_when_their_executor_is_garbage_collected(make, parts, tmp_path):
     import weakref
 
     from dovetail.executors.multiproc.executor import MultiprocExecutor
@@ -231,7 +231,7 @@ def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_p
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
+def test_workers_exit_when_their_parent_is_killed(tmp_path, stopped):
     write_fake_config(tmp_path)
     parent = subprocess.Popen(
         [sys.executable, str(HERE / "multiproc_parent.py"), str(tmp_path)],

@@ -1,4 +1,4 @@
-"""A worker process while its device computes."""
+"""A worker process waits for its device without using much CPU time."""
 
 import threading
 import time

@@ -72,7 +72,9 @@ def test_the_error_for_a_child_process_that_fails_at_startup_names_the_cause(
 @pytest.mark.sampled(6)
 @every_kind
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_child_ends_when_its_parent_is_killed(model_dir, tmp_path_factory, name, stopped):
+def test_a_child_process_exits_when_its_parent_is_killed(
+    model_dir, tmp_path_factory, name, stopped
+):
     folder = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(folder)}
     command = [sys.executable, str(HERE / "child_kinds.py"), name, str(model_dir)]

@@ -1,6 +1,6 @@
 """A ring reader in a child process. Arguments: INDEX MEMORY BELL COUNT.
 
-Receives COUNT frames, prints their checksum and waits until its input ends.
+Receives COUNT frames, prints their checksum and waits until stdin is closed.
 """
 
 import sys

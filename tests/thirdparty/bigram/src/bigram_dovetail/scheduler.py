@@ -127,7 +127,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._pause = scope
 
     def resume(self) -> None:
-        """End a pause."""
+        """Resume after a pause."""
         self._pause = None
 
     def reset_prefix_cache(self) -> bool:
@@ -146,7 +146,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the next request with a token to run and move it to the end, or return None."""
+        """Return the next request that has a token to compute, or None. Moves it to the end."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)
