@@ -73,7 +73,7 @@ def srpt_preempted_requests_finish(policy, lab):
 
 
 def endless(lab, num_short=400):
-    """Return a long job and a stream of short jobs that keeps the batch slot occupied."""
+    """Return a long job, and a stream of short jobs that keep the batch slot occupied."""
     stream = [
         lab.Job(name=f"s{n}", output=4, expected=4, arrival_ns=n * 24 * lab.MS)
         for n in range(num_short)

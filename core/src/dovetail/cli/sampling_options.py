@@ -84,7 +84,7 @@ NO_OVERRIDES = SamplingOptions()
 
 
 def named_settings(text: str) -> list[str]:
-    """Return the names in a string of settings, in order. Raises errors as `with_settings` does."""
+    """Return the names in a string of settings, in order. Raises the errors of `with_settings`."""
     return [name for name, _ in _settings(text)]
 
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from dovetail.interfaces.ops import Ops
 
 ROTARY = "rotary"
-"""The feature of a backend whose layers apply RoPE to queries and keys. No model requires it."""
+"""Feature id: the backend's layers can apply RoPE to queries and keys. No model requires it."""
 
 KV_LAYER_SCALES = "kv_layer_scales"
-"""The feature of a backend that reads `AttentionLayerContext.kv_scales`."""
+"""Feature id: the backend reads `AttentionLayerContext.kv_scales`."""
 
 MLA = "mla"
-"""The feature of a backend that supports `AttentionLayerContext.value_size`."""
+"""Feature id: the backend supports `AttentionLayerContext.value_size`."""
 
 SMALL_HEAD_SIZE = 32
 """Heads may always be padded to this size, even if padding more than doubles their size."""

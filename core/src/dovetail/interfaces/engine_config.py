@@ -70,7 +70,7 @@ class CheckpointConfig(CheckpointFields):
 
 
 class ModelConfig(RequestedModel):
-    """The model and its files; resolved."""
+    """The resolved section for the model and its files."""
 
     tokenizer_mode: ChosenReference
     dtype: Annotated[str, dtype_name(MODEL_DTYPES, resolved=True)]
@@ -78,7 +78,7 @@ class ModelConfig(RequestedModel):
 
 
 class CacheConfig(RequestedCache):
-    """The KV cache; resolved."""
+    """The resolved section for the KV cache."""
 
     block_size: Annotated[int, integer(1, MAX_BLOCK_SIZE)]
     gpu_memory_utilization: Share
@@ -86,7 +86,7 @@ class CacheConfig(RequestedCache):
 
 
 class SchedulerConfig(RequestedScheduler):
-    """The limits of a step and of the scheduler; resolved."""
+    """The resolved section for the limits of a step and of the scheduler."""
 
     scheduler_cls: ChosenReference
     max_num_seqs: Annotated[int, integer(1, MAX_NUM_SEQS)]
@@ -98,7 +98,7 @@ class SchedulerConfig(RequestedScheduler):
 
 
 class ParallelConfig(RequestedParallel):
-    """Processes, devices and workers; resolved. platform: the platform's name or class."""
+    """The resolved section for processes, devices and workers. platform: a name or class."""
 
     platform: ChosenReference
     worker_cls: ChosenReference | None
@@ -106,13 +106,13 @@ class ParallelConfig(RequestedParallel):
 
 
 class LoadConfig(RequestedLoad):
-    """How weights are loaded; resolved."""
+    """The resolved section for weight loading."""
 
     load_format: ChosenReference
 
 
 class ComputeConfig(RequestedCompute):
-    """The plugins for computation; resolved."""
+    """The resolved section for plugins that compute."""
 
     attention_backend: ChosenReference | None
     linear_method: ChosenReference | None

@@ -92,7 +92,7 @@ Sources: Hendrycks and Gimpel 2016, arXiv:1606.08415; Elfwing et al. 2017, arXiv
 class AppliesActivation(Protocol):
     """Capability "activation": the method computes a layer and an activation in one call.
 
-    With other methods, the activation reads and writes the output of the layer again.
+    With other methods, a separate activation reads and writes the output of the layer again.
     """
 
     def apply_activation(

@@ -46,7 +46,7 @@ class Origin:
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector in a block. Blocks may be nested.
+    """Pause the garbage collector in a `with` block. Blocks may be nested.
 
     The import of a tensor library creates hundreds of thousands of long-lived objects, and each
     collection would visit them. If a block creates many objects, all objects then move to the

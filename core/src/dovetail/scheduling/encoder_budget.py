@@ -45,8 +45,8 @@ class EncoderBudget:
     def reach(self, request: Request, start: int, end: int) -> int:
         """Return how far this step can compute the tokens [start, end) of `request`.
 
-        Changes nothing. The result is before the first placeholder whose encoder output cannot be
-        available.
+        Changes nothing. The step must stop before the first placeholder whose encoder output cannot
+        be available.
         """
         items = [_item(need) for need in self._needs()]
         for index in _overlapping(request, start, end):

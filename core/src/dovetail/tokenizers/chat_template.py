@@ -37,7 +37,7 @@ MAX_PRODUCT = 1 << 26
 """Maximum product of the arguments' sizes, for functions that multiply them."""
 MAX_CACHED = 32
 STEPS_LEFT = "steps left"
-"""The variable that counts the remaining steps. Templates cannot use a name with a space."""
+"""Name of the step counter. It contains a space, so that templates cannot use it."""
 MULTIPLIERS = frozenset({"replace", "join", "translate"})
 WIDE_FIELD = re.compile(r"\d{5,}")
 

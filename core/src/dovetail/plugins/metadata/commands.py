@@ -17,7 +17,7 @@ from dovetail.plugins.metadata.discovery import Candidate, discover
 from dovetail.plugins.metadata.manifest import read_tables
 
 KIND = "command"
-"""The kind of commands in lists and manifests. It has no contract."""
+"""The kind under which lists and manifests contain commands. This kind has no contract."""
 
 DEVKIT = "dovetail-devkit"
 DEVKIT_COMMANDS = ("plugins doctor", "plugins new")

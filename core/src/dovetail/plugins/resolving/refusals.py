@@ -56,10 +56,10 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
 
 
 def listed_models(models: Iterable[Candidate], name: str = "") -> str:
-    """Return a list of models of bounded length, in the order of their names.
+    """Return the sorted names of models as text of bounded length.
 
-    If not all fit, it names the models that generate text, and first of all those similar to
-    `name`.
+    If not all names fit, those of models that generate text are preferred, and among these the
+    names that are similar to `name`.
     """
     ordered = sorted(models, key=lambda model: _preference(model.name, name))
     lengths = accumulate(len(model.name) + len(", ") for model in ordered)
@@ -70,7 +70,7 @@ def listed_models(models: Iterable[Candidate], name: str = "") -> str:
 
 
 def _preference(model: str, name: str) -> tuple[bool, float, str]:
-    """Return the sort key of a model in a list that starts with the models similar to `name`."""
+    """Return a sort key: models that generate text first, then models similar to `name`."""
     similarity = SequenceMatcher(None, name[:_MAX_COMPARED], model).ratio()
     return not model.endswith(_GENERATES), -similarity, model
 
