@@ -29,7 +29,7 @@ SIZES = {
     "max_position_embeddings": 160,
     "pad_token_id": 1,
 }
-ENCODERS = ("BertModel", "ModernBertModel", "RobertaModel", "XLMRobertaModel")
+ENCODERS = ("BertModel", "ModernBertModel", "NomicBertModel", "RobertaModel", "XLMRobertaModel")
 CLASSIFIERS = (
     "BertForSequenceClassification",
     "ModernBertForSequenceClassification",

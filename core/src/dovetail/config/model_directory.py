@@ -52,7 +52,7 @@ class ModelDirectory:
     generation_config: empty if there is none. quantization: the result of `read_quantization`, or
     of the model format.
     defaults: default values by path in the configuration, such as "load.load_format". notes:
-    sentences for the log about ignored contents.
+    sentences for the log about ignored contents. pooling: see `ModelDescription`.
     """
 
     path: Path
@@ -61,6 +61,7 @@ class ModelDirectory:
     quantization: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pooling: str | None = None
 
     @property
     def architecture(self) -> str:
@@ -111,6 +112,7 @@ class ModelDirectory:
             quantization=freeze(quantization),
             defaults=freeze(described.defaults),
             notes=(*described.notes, *notes),
+            pooling=described.pooling,
         )
 
 
@@ -128,6 +130,7 @@ class _Described:
     quantization: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pooling: str | None = None
 
 
 def _describe(located: Path, plugins: PluginRegistry) -> _Described:
@@ -164,6 +167,7 @@ def _describe(located: Path, plugins: PluginRegistry) -> _Described:
             "model.tokenizer_mode": description.tokenizer_mode,
         },
         notes=description.notes,
+        pooling=description.pooling,
     )
 
 

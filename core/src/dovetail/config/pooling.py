@@ -27,8 +27,9 @@ def choose_pooler(
 ) -> Mapping[str, Any]:
     """Return the pooler's configuration (`CheckpointFields.pooler`); {} for a model that generates.
 
-    values: the options. runner="auto" selects pooling for a directory of sentence-transformers, and
-    for an architecture whose manifest declares "pooling" or whose checkpoint has no LM head.
+    values: the options. runner="auto" selects pooling for a directory of sentence-transformers, for
+    a model file that states its pooling, and for an architecture whose manifest declares "pooling"
+    or whose checkpoint has no LM head.
     Raises ConfigError for an option that contradicts the model, and ModelError for invalid files.
     """
     runner, pooling_type = values["runner"], values["pooling_type"]
@@ -41,8 +42,7 @@ def choose_pooler(
     provides = _provides(architecture, plugins)
     is_native = architecture != FALLBACK
     only_pools = POOLING in provides or (is_native and architecture != directory.architecture)
-    is_folder = directory.path.is_dir()
-    modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
+    modules = _read_pooling(directory) if runner != "generate" else {}
     if runner == "generate" and only_pools:
         raise ConfigError(
             f"runner='generate': the architecture {directory.architecture} supports only pooling; "
@@ -70,6 +70,13 @@ def choose_pooler(
         "pooling": pooling,
         "whole_prompts": WHOLE_PROMPTS in provides,
     }
+
+
+def _read_pooling(directory: ModelDirectory) -> Mapping[str, Any]:
+    """Return what the model defines about pooling, as `read_modules` does; {} for nothing."""
+    if directory.path.is_dir():
+        return read_modules(directory.path)
+    return {} if directory.pooling is None else {"pooling": directory.pooling}
 
 
 def _provides(architecture: str, plugins: PluginRegistry) -> frozenset[str]:

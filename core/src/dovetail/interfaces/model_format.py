@@ -22,6 +22,8 @@ class ModelDescription:
     of the file. quantization: {"method", "source", "config"} if the weights are quantized; a linear
     method that declares "quantization.METHOD" computes with them. dequantizes: whether the weight
     loader can fill plain weights if there is no such linear method. notes: sentences for the log.
+    pooling: how the hidden states of a text become one vector: "last", "mean" or "cls"; "" if they
+    do not; None if the file does not state it. With a value, the engine pools by default.
     """
 
     config: Mapping[str, Any]
@@ -31,6 +33,7 @@ class ModelDescription:
     quantization: Mapping[str, Any] = field(default_factory=dict)
     dequantizes: bool = True
     notes: tuple[str, ...] = ()
+    pooling: str | None = None
 
 
 class ModelFormat(ABC):
@@ -40,7 +43,7 @@ class ModelFormat(ABC):
     """
 
     CONTRACT: ClassVar[str] = "model_format"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the format.

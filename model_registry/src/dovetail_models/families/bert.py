@@ -7,6 +7,7 @@ Dimensions: T tokens, D hidden size, R results, L labels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -29,10 +30,10 @@ from dovetail_models.decoder import (
     read_decoder_shape,
 )
 from dovetail_models.decoder.attention import SelfAttention
+from dovetail_models.decoder.causal_lm import make_rotaries
 from dovetail_models.encoder import ClassHead, Encoder, read_num_labels
 from dovetail_torch.layers import VocabParallelEmbedding
 
-_PREFIXES = ("", "bert.", "roberta.")
 _ROOT = {
     "embeddings.word_embeddings": "embed_tokens",
     "embeddings.position_embeddings": "embed_positions",
@@ -73,19 +74,59 @@ def _read_shape(config: Config) -> DecoderShape:
 
 
 class BertModel(Encoder):
-    """A bidirectional encoder with learned positions and token types; norms follow each branch."""
+    """A bidirectional encoder with learned positions and token types; norms follow each branch.
+
+    Without token types (type_vocab_size 0) it is DistilBERT. If its shape has rotary positions, it
+    has no learned ones. prefixes: starts of names in checkpoints, the usual one first. layer_names:
+    modules of a layer by their names in checkpoints.
+    """
 
     provides: ClassVar[frozenset[str]] = Encoder.provides | {"token_types"}
     lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
+    prefixes: ClassVar[tuple[str, ...]] = ("", "bert.", "roberta.")
+    root_names: ClassVar[Mapping[str, str]] = _ROOT
+    layer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        f"encoder.layer.{{}}.{name}": (own,) for name, own in _LAYER.items()
+    }
     offset: int = 0
 
     def __init__(self, context: ModelContext) -> None:
         """Create the modules. Raises ModelError, naming the field of config.json."""
         super().__init__()
-        config, shape = context.hf_config, _read_shape(context.hf_config)
+        config, shape = context.hf_config, self.read_shape(context.hf_config)
         size = shape.hidden_size
         factory_kwargs = {"dtype": context.dtype, "device": context.device}
+        self.num_types = read_count(config, "type_vocab_size", 2, minimum=0)
+        self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, size)
+        self.embed_positions: nn.Embedding | None = None
+        rotaries = make_rotaries(context, shape)
+        if rotaries[0] is None:
+            num_positions = self._read_positions(config)
+            self.embed_positions = nn.Embedding(num_positions, size, **factory_kwargs)
+        self.embed_types: nn.Embedding | None = None
+        if self.num_types:
+            self.embed_types = nn.Embedding(self.num_types, size, **factory_kwargs)
+        self.embed_norm = shape.norm(context, size)
+        self.layers = nn.ModuleList()
+        for index in range(shape.num_layers):
+            name = f"layers.{index}"
+            attention = SelfAttention(context, f"{name}.self_attn", shape, rotaries[index], index)
+            self.layers.append(PostNormBlock(context, name, shape, attention))
+        self.weight_mappings = tuple(self._map_weights())
+
+    @staticmethod
+    def read_shape(config: Config) -> DecoderShape:
+        """Return the shape defined by config.json. Raise ModelError if it is not supported."""
+        return _read_shape(config)
+
+    @staticmethod
+    def read_offset(config: Config) -> int:
+        """Return the row of the position table for the first position."""
+        return 0
+
+    def _read_positions(self, config: Config) -> int:
+        """Return the number of rows of the position table, and set `offset` and max_positions."""
         num_positions = read_count(config, "max_position_embeddings", 512)
         self.offset = self.read_offset(config)
         self.max_positions = num_positions - self.offset
@@ -94,36 +135,21 @@ class BertModel(Encoder):
                 f"config.json: max_position_embeddings {num_positions} must be more than "
                 f"{self.offset}"
             )
-        self.num_types = read_count(config, "type_vocab_size", 2)
-        self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, size)
-        self.embed_positions = nn.Embedding(num_positions, size, **factory_kwargs)
-        self.embed_types = nn.Embedding(self.num_types, size, **factory_kwargs)
-        self.embed_norm = shape.norm(context, size)
-        self.layers = nn.ModuleList()
-        for index in range(shape.num_layers):
-            name = f"layers.{index}"
-            attention = SelfAttention(context, f"{name}.self_attn", shape, None, index)
-            self.layers.append(PostNormBlock(context, name, shape, attention))
-        self.weight_mappings = tuple(self._map_weights())
-
-    @staticmethod
-    def read_offset(config: Config) -> int:
-        """Return the row of the position table for the first position."""
-        return 0
+        return num_positions
 
     def _map_weights(self) -> list[WeightMapping]:
         mappings = []
-        for prefix in _PREFIXES:
+        for prefix in self.prefixes:
             mappings += [WeightMapping(source=f"{prefix}{name}") for name in _UNUSED]
             mappings += [
                 WeightMapping(source=f"{prefix}{name}", targets=(own,))
-                for name, own in _ROOT.items()
+                for name, own in self.root_names.items()
             ]
             mappings += [
                 WeightMapping(
-                    source=f"{prefix}encoder.layer.{{}}.{name}", targets=(f"layers.{{}}.{own}",)
+                    source=f"{prefix}{name}", targets=tuple(f"layers.{{}}.{own}" for own in targets)
                 )
-                for name, own in _LAYER.items()
+                for name, targets in self.layer_names.items()
             ]
         return mappings
 
@@ -131,11 +157,13 @@ class BertModel(Encoder):
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
         """Return the hidden states after the last layer: [T, D], or only the tokens needed."""
-        types_T = (input_ids_T >> TOKEN_TYPE_BIT).clamp_(max=self.num_types - 1)
         x_TD = self.embed_tokens(input_ids_T & ((1 << TOKEN_TYPE_BIT) - 1))
-        x_TD = x_TD.add_(self.embed_types(types_T))
-        x_TD = self.embed_norm(x_TD.add_(self.embed_positions(positions_T + self.offset)))
-        residual_TD = None
+        if self.embed_types is not None:
+            types_T = (input_ids_T >> TOKEN_TYPE_BIT).clamp_(max=self.num_types - 1)
+            x_TD = x_TD.add_(self.embed_types(types_T))
+        if self.embed_positions is not None:
+            x_TD = x_TD.add_(self.embed_positions(positions_T + self.offset))
+        x_TD, residual_TD = self.embed_norm(x_TD), None
         for layer in self.layers:
             x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
         return x_TD
@@ -156,6 +184,7 @@ class BertForSequenceClassification(BertModel):
     """BERT with a classification head of two layers on the first token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("BertForSequenceClassification",)
+    prefixes: ClassVar[tuple[str, ...]] = ("bert.", "")
     head_names: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
 
     def __init__(self, context: ModelContext) -> None:
@@ -183,5 +212,6 @@ class RobertaForSequenceClassification(BertForSequenceClassification):
         "RobertaForSequenceClassification",
         "XLMRobertaForSequenceClassification",
     )
+    prefixes: ClassVar[tuple[str, ...]] = ("roberta.", "")
     head_names: ClassVar[tuple[str, str]] = ("classifier.dense", "classifier.out_proj")
     read_offset = staticmethod(RobertaModel.read_offset)

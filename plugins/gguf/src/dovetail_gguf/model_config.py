@@ -14,6 +14,9 @@ from typing import Any
 
 from dovetail.errors import ModelError, nearest
 from dovetail_gguf.architectures import ARCHITECTURES, Architecture
+from dovetail_gguf.encoders.architecture_names import ENCODER_NAMES
+from dovetail_gguf.encoders.configuration import read_encoder
+from dovetail_gguf.encoders.pooling import read_pooling as read_pooling_of
 from dovetail_gguf.expert_fields import check_experts, read_counts
 from dovetail_gguf.metadata_fields import Fields
 from dovetail_gguf.reader import GGUFFile
@@ -29,19 +32,32 @@ _LLAMA3_LOW = 1.0
 _LLAMA3_HIGH = {"Llama 3": 4.0, "Llama 4": 1.0}
 
 
+def read_architecture(file: GGUFFile) -> str:
+    """Return the name of a file's architecture. Raise ModelError for an unsupported one."""
+    name = file.metadata.get("general.architecture")
+    supported = (*ARCHITECTURES, *ENCODER_NAMES)
+    if not isinstance(name, str) or name not in supported:
+        raise ModelError(
+            f"{file.path} has the architecture {name!r:.80}, which is not supported.\n"
+            f"Supported: {', '.join(supported)}.{nearest(str(name)[:80], supported)}"
+        )
+    return name
+
+
+def read_pooling(file: GGUFFile) -> str | None:
+    """Return how the model pools. See `ModelDescription`."""
+    return read_pooling_of(Fields(file, read_architecture(file)))
+
+
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return the name of a file's architecture, and its row in `ARCHITECTURES`.
+    """Return the name of a decoder's architecture, and its row in `ARCHITECTURES`.
 
     If an architecture has a separate row for files with experts, it is used for such files.
-    Raises ModelError if the architecture is not supported.
+    Raises ModelError for an encoder, and for an architecture that is not supported.
     """
-    name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        shown = f"{name!r:.80}"
-        raise ModelError(
-            f"{file.path} has the architecture {shown}, which is not supported.\n"
-            f"Supported: {', '.join(ARCHITECTURES)}.{nearest(str(name)[:80], ARCHITECTURES)}"
-        )
+    name = read_architecture(file)
+    if name in ENCODER_NAMES:
+        raise ModelError(f"{file.path} has the architecture {name}, which is that of an encoder.")
     row = ARCHITECTURES[name]
     if row.experts is None and Fields(file, name).integer("expert_count", default=0):
         if row.with_experts is None:
@@ -55,6 +71,9 @@ def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
     """Return the fields of config.json. An invalid value raises a ModelError with file and key."""
+    encoder = read_architecture(file)
+    if encoder in ENCODER_NAMES:
+        return read_encoder(Fields(file, encoder))
     name, row = get_architecture(file)
     fields = Fields(file, name)
     heads = fields.integer("attention.head_count")

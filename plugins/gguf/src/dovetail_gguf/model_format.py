@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dovetail.errors import ModelError
 from dovetail.interfaces import ModelDescription, ModelFormat
-from dovetail_gguf.model_config import read_config, read_generation_config
+from dovetail_gguf.model_config import read_config, read_generation_config, read_pooling
 from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import first_part
 
@@ -42,6 +42,7 @@ class GGUFFormat(ModelFormat):
             load_format=METHOD,
             tokenizer_mode=METHOD,
             quantization=quantization,
+            pooling=read_pooling(file),
         )
 
     def choose(self, paths: Sequence[Path]) -> Path | None:

@@ -92,6 +92,7 @@ _QWEN35 = PreTokenizer(
     normalizer={"type": "NFC"},
 )
 _GPT2 = PreTokenizer(steps=(_GPT2_WORDS,))
+_MODERN_BERT = PreTokenizer(steps=(_GPT2_WORDS,), normalizer={"type": "NFC"})
 _SMOLLM = PreTokenizer(steps=(_DIGITS, _GPT2_WORDS))
 _GPT4O = PreTokenizer(
     steps=(_split(_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")), _BYTES), ignores_merges=True
@@ -165,7 +166,8 @@ _NAMES = (
     (_CL100K, "dbrx smaug-bpe"),
     (_QWEN2, "qwen2 deepseek-r1-qwen"),
     (_QWEN35, "qwen35"),
-    (_GPT2, "gpt-2 phi-2 mpt olmo mellum trillion"),
+    (_GPT2, "gpt-2 phi-2 mpt olmo mellum trillion roberta-bpe"),
+    (_MODERN_BERT, "modern-bert"),
     (_SMOLLM, "smollm starcoder refact command-r codeshell minerva-7b"),
     (_GPT4O, "gpt-4o llama4 kanana2"),
     (_TEKKEN, "tekken"),

@@ -48,11 +48,12 @@ class GGUFTokenizer(HuggingFaceTokenizer):
 
 def _facts(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerFacts:
     special = {name: vocabulary.tokens[token] for name, token in vocabulary.special_ids.items()}
+    is_template = vocabulary.encoder is not None  # of the tokenizer.json
     return TokenizerFacts(
         special_tokens={name: text for name, text in special.items() if text},
         eos_token_id=vocabulary.special_ids.get("eos_token"),
-        add_bos_token=vocabulary.adds_bos,
-        add_eos_token=vocabulary.adds_eos,
+        add_bos_token=None if is_template else vocabulary.adds_bos,
+        add_eos_token=None if is_template else vocabulary.adds_eos,
         chat_templates=_read_templates(file),
         added_tokens=(),
     )

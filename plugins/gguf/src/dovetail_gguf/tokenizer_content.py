@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail_gguf.vocabulary import MAX_MERGES, MAX_SPLITS, TokenType, Vocabulary
+from dovetail_gguf.encoders.tokenizer_parts import (
+    post_processor,
+    unigram_parts,
+    wordpiece_parts,
+)
+from dovetail_gguf.encoders.tokenizer_rules import UNIGRAM, WORDPIECE
+from dovetail_gguf.vocabulary import BYTE_LEVEL, MAX_SPLITS, Vocabulary
+from dovetail_gguf.vocabulary_metadata import MAX_MERGES, TokenType
 
 _SPACE = "\u2581"
 """The character that SentencePiece uses for a space."""
@@ -22,24 +29,42 @@ _OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
 
 def tokenizer_content(vocabulary: Vocabulary) -> bytes:
     """Return the content of a tokenizer.json. Raise ModelError if a limit is exceeded."""
-    parts = _sentencepiece(vocabulary) if vocabulary.pre is None else _byte_level(vocabulary)
+    rules = vocabulary.encoder
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": list(_added_tokens(vocabulary)),
-        "post_processor": None,  # `add_bos_token` and `add_eos_token` are separate settings
-        **parts,
+        # `add_bos_token` and `add_eos_token` of decoders are separate settings.
+        "post_processor": None if rules is None else post_processor(vocabulary.tokens, rules),
+        **_parts(vocabulary),
     }
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
+def _parts(vocabulary: Vocabulary) -> dict[str, Any]:
+    tokens, rules = vocabulary.tokens, vocabulary.encoder
+    if vocabulary.model == BYTE_LEVEL:
+        return _byte_level(vocabulary)
+    if rules is not None and vocabulary.model == WORDPIECE:
+        return wordpiece_parts(tokens, rules)
+    if rules is not None and vocabulary.model == UNIGRAM:
+        adds_space = vocabulary.adds_space_prefix
+        return unigram_parts(tokens, vocabulary.scores, rules, adds_space=adds_space)
+    return _sentencepiece(vocabulary)
+
+
 def _added_tokens(vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
-    """Yield the added tokens, which are matched before a text is split into words."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    """Yield the added tokens, which are matched before a text is split into words.
+
+    The mask token of an encoder includes the spaces before it.
+    """
+    plain = {"single_word": False, "rstrip": False, "normalized": False}
+    mask = None if vocabulary.encoder is None else vocabulary.special_ids.get("mask_token")
     for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind in _ADDED and token:
-            yield {"id": number, "content": token, "special": kind in _SPECIAL, **plain}
+            flags = {"special": kind in _SPECIAL, "lstrip": number == mask, **plain}
+            yield {"id": number, "content": token, **flags}
 
 
 def _bpe(vocabulary: Vocabulary, **fields: Any) -> dict[str, Any]:

@@ -18,9 +18,14 @@ import torch
 from torch import nn
 
 from dovetail.errors import ModelError, WeightError
+from dovetail.interfaces import WeightMapping
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail_gguf.dequantize import dequantize, plain_tensor
-from dovetail_gguf.model_config import get_architecture, read_config
+from dovetail_gguf.encoders.architecture_names import ENCODER_NAMES
+from dovetail_gguf.encoders.configuration import has_head
+from dovetail_gguf.encoders.weight_names import encoder_mappings
+from dovetail_gguf.metadata_fields import Fields
+from dovetail_gguf.model_config import get_architecture, read_architecture, read_config
 from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
 from dovetail_gguf.state_layers import decay_logarithms, has_offset, is_decay, is_reshaped
@@ -70,7 +75,7 @@ class GGUFLoader(WeightLoader):
         """
         file = self._open()
         chosen = _choose(file, model)
-        offset = get_architecture(file)[1].norm_offset
+        offset = _norm_offset(file)
         dequantized: Counter[str] = Counter()
         num_bytes = 0
         with progress_bar("Loading weights", len(chosen), shown=self.context.progress) as advance:
@@ -114,9 +119,7 @@ def permute_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
     """Return the targets of the tensors that must be read, by the tensor's name in the file."""
-    _, architecture = get_architecture(file)
-    mappings = tensor_mappings(architecture, read_config(file), file.tensors.keys())
-    table = build_weight_table(model, mappings)
+    table = build_weight_table(model, _mappings(file, model))
     targets = table.select(file.tensors.keys(), str(file.path))
     for name, target in targets.items():
         info = file.tensors[name]
@@ -126,6 +129,24 @@ def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
                 f"{info.path}: tensor {name} has the type {info.type.name}; it must be F32"
             )
     return targets
+
+
+def _mappings(file: GGUFFile, model: nn.Module) -> list[WeightMapping]:
+    """Return the mappings of the tensors of the file to the modules of `model`.
+
+    A decoder that pools does not use the head of its file.
+    """
+    name = read_architecture(file)
+    if name in ENCODER_NAMES:
+        return encoder_mappings(name, has_head=has_head(Fields(file, name)))
+    mappings = tensor_mappings(get_architecture(file)[1], read_config(file), file.tensors.keys())
+    return mappings if hasattr(model, "lm_head") else [WeightMapping(source="output"), *mappings]
+
+
+def _norm_offset(file: GGUFFile) -> float:
+    """Return the number that the converter adds to the weights of norms."""
+    is_encoder = read_architecture(file) in ENCODER_NAMES
+    return 0.0 if is_encoder else get_architecture(file)[1].norm_offset
 
 
 def _shape(info: TensorInfo, target: Target) -> tuple[int, ...]:

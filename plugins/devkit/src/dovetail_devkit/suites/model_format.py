@@ -65,6 +65,11 @@ def _check_valid(created: ModelFormat, path: Path, content: bytes) -> None:
     )
     expect(bool(description.load_format), "describe must return a load_format")
     expect(bool(description.tokenizer_mode), "describe must return a tokenizer_mode")
+    expect(
+        description.pooling in (None, "", "last", "mean", "cls"),
+        f"describe returns pooling={description.pooling!r}; expected None, '', 'last', 'mean' or "
+        "'cls'",
+    )
     expect(created.choose([path]) == path, "choose() must return the only file of a directory")
 
 
