@@ -9,6 +9,7 @@ from pathlib import Path
 
 import transformers
 from docs.policy_facts import record, recorded
+from gguf_files.encoders import CLASSIFIER_CONVERSIONS, ENCODER_CONVERSIONS
 from gguf_files.families import CONVERSIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -117,6 +118,8 @@ def _checkpoints(count: int) -> str:
 def _gguf_classes() -> set[str]:
     """Return the architectures whose GGUF files are compared with transformers."""
     written = {conversion.family.model for conversion in CONVERSIONS.values()}
+    encoders = (*ENCODER_CONVERSIONS.values(), *CLASSIFIER_CONVERSIONS.values())
+    written |= {conversion.model for conversion in encoders}
     own = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
     return written | own
 

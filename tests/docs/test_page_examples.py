@@ -59,6 +59,7 @@ COMPILED = {
     ("docs/cpu.md", 0): "int4 groups of 64 do not fit the demo model",
     ("docs/device_memory.md", 0): "needs a GPU",
     ("docs/gguf.md", 0): "needs a file `model.gguf`",
+    ("docs/gguf.md", 1): "needs a GGUF file of all-MiniLM-L6-v2",
     ("docs/quantization.md", 0): "needs a model in the directory `model`",
 }
 """Examples that are only compiled, with the reason."""

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
 
-U8, I8, U16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 1, 2, 4, 5, 6, 7, 8, 9, 10
-_FORMS = {U8: "<B", I8: "<b", U16: "<H", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
+from security.gguf_parts import (
+    ARRAY,
+    BOOL,
+    F32,
+    I32,
+    STRING,
+    U8,
+    U16,
+    U32,
+    U64,
+    Parts,
+    WrongLengthValue,
+)
+from security.hostile_encoders import make_encoder_parts
+
 SPECIAL = ("<unk>", "<s>", "</s>")
 WORDS = ("he", "ll", "hell", "hello", "\u0120hello")
 HIDDEN, INNER, LAYERS = 32, 64, 1
@@ -25,6 +37,10 @@ NAMES = (
     "blk.99.ffn_up.weight",
     "blk.0.ffn_up_exps.weight",
     "blk.0.attn_k_b.weight",
+)
+LISTS = tuple(
+    f"tokenizer.ggml.{key}"
+    for key in ("tokens", "token_type", "merges", "scores", "precompiled_charsmap")
 )
 SPLIT = 4
 """If the number of a damaged file has this last digit, the file is a split model."""
@@ -42,61 +58,6 @@ TEMPLATES = (
     "{% include '/etc/passwd' %}",
     "x" * (1 << 21),
 )
-
-
-@dataclass
-class WrongLengthValue:
-    """A value written with a wrong length. count: the written length, or None for the correct
-    length."""
-
-    value: Any
-    count: int | None = None
-
-
-@dataclass
-class Parts:
-    """The parts of a file. metadata: key to (type, value). tensors: name, shape, type, offset."""
-
-    metadata: dict[str, tuple[int, Any]]
-    tensors: list[list[Any]]
-    data: bytes
-    magic: bytes = b"GGUF"
-    version: int = 3
-    counts: list[int | None] = field(default_factory=lambda: [None, None])
-    alignment: int = 32
-
-    def to_bytes(self) -> bytes:
-        num_tensors, num_entries = self.counts
-        head = self.magic + struct.pack(
-            "<IQQ",
-            self.version,
-            len(self.tensors) if num_tensors is None else num_tensors,
-            len(self.metadata) if num_entries is None else num_entries,
-        )
-        for key, (kind, value) in self.metadata.items():
-            head += _text(key) + struct.pack("<I", kind) + _value(kind, value)
-        for name, shape, kind, offset in self.tensors:
-            head += _text(name) + struct.pack("<I", len(shape))
-            head += b"".join(struct.pack("<Q", size & (1 << 64) - 1) for size in shape)
-            head += struct.pack("<IQ", kind, offset)
-        return head + bytes(-len(head) % self.alignment) + self.data
-
-
-def _text(value: Any) -> bytes:
-    lie = value if isinstance(value, WrongLengthValue) else WrongLengthValue(value)
-    content = lie.value if isinstance(lie.value, bytes) else lie.value.encode()
-    return struct.pack("<Q", len(content) if lie.count is None else lie.count) + content
-
-
-def _value(kind: int, value: Any) -> bytes:
-    if kind == STRING:
-        return _text(value)
-    if kind != ARRAY:
-        return struct.pack(_FORMS.get(kind, "<I"), value)
-    lie = value if isinstance(value, WrongLengthValue) else WrongLengthValue(value)
-    inner, items = lie.value
-    count = len(items) if lie.count is None else lie.count
-    return struct.pack("<IQ", inner, count) + b"".join(_value(inner, item) for item in items)
 
 
 def make_valid(*, has_experts: bool = False) -> Parts:
@@ -184,14 +145,16 @@ def _tensors(num_tokens: int, *, has_experts: bool) -> tuple[list[list[Any]], by
     return tensors, data
 
 
-def _has_experts(number: int) -> bool:
-    """Return whether the damaged file `number` is that of a model with experts: one in three."""
-    return number % 3 == 0
+def make_variant(number: int) -> Parts:
+    """Return a valid file: in turn one with experts, a Llama, and an encoder of two kinds."""
+    if number % 3 == 2:
+        return make_encoder_parts(is_unigram=number % 2 == 0)
+    return make_valid(has_experts=number % 3 == 0)
 
 
 def damage(number: int) -> bytes:
     """Return the content of the damaged file `number`. The same number gives the same bytes."""
-    random, parts = Random(number), make_valid(has_experts=_has_experts(number))
+    random, parts = Random(number), make_variant(number)
     kind = DAMAGES[number % len(DAMAGES)]
     if kind is not None:
         kind(random, parts)
@@ -212,7 +175,7 @@ def damage(number: int) -> bytes:
 
 def damage_split(number: int) -> list[bytes]:
     """Return the content of two parts of a model, one of them damaged."""
-    random, first = Random(number), make_valid(has_experts=_has_experts(number))
+    random, first = Random(number), make_variant(number)
     half = len(first.tensors) // 2
     second = Parts(
         metadata={key: first.metadata[key] for key in ("general.architecture", "split.count")},
@@ -298,15 +261,20 @@ def _damage_tensor(random: Random, parts: Parts) -> None:
 
 def _damage_vocabulary(random: Random, parts: Parts) -> None:
     """Change one token, type, merge, score or id of the vocabulary, or the whole list."""
-    key = f"tokenizer.ggml.{random.choice(('tokens', 'token_type', 'merges', 'scores'))}"
+    lists = [key for key in LISTS if key in parts.metadata]
+    key = random.choice(lists)
     kind, (inner, items) = parts.metadata[key]
     if random.random() < 0.3:
-        parts.metadata["tokenizer.ggml.model"] = (STRING, random.choice(("llama", "bert", "gpt2")))
+        parts.metadata["tokenizer.ggml.model"] = (
+            STRING,
+            random.choice(("llama", "bert", "gpt2", "t5")),
+        )
     changed = list(items)
     invalid: tuple[Any, ...] = {
         STRING: ("", "a", " ", "x x", "no where", b"\xc3", "y" * 100_000, "\x00", "<s>", "\u2581"),
         I32: (0, 2, 3, 4, 5, 6, 7, -1, 1 << 30),
         F32: (float("nan"), float("-inf"), 1e38),
+        U8: (0, 1, 127, 255),
     }[inner]
     for _ in range(random.choice((1, 1, 5, 50))):
         changed[random.randrange(len(changed))] = random.choice(invalid)

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from security.hostile_gguf import make_valid, write_damaged
+from security.hostile_gguf import make_variant, write_damaged
 
 from dovetail.config import EngineArgs
 from dovetail.errors import DovetailError, RequestError
@@ -51,6 +51,7 @@ class Victim:
         actual = EngineArgs(str(path)).create_engine_config().model
         tokenizer = GGUFTokenizer.from_directory(path)
         tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
+        tokenizer.encode_pair("hello", "x" * 200)
         architecture = actual.architecture
         # The first file of each architecture is valid.
         config = self._configs.setdefault(architecture, dict(actual.hf_config))
@@ -63,8 +64,8 @@ class Victim:
 def main(first: int, count: int, folder: Path) -> dict[str, Any]:
     """Load `count` damaged files. Return the report."""
     victim, valid = Victim(), folder / "valid.gguf"
-    for has_experts in (False, True):
-        valid.write_bytes(make_valid(has_experts=has_experts).to_bytes())
+    for number in range(6):  # every variant
+        valid.write_bytes(make_variant(number).to_bytes())
         victim.load(valid)
     outcomes: Counter[str] = Counter()
     broken, slowest = [], 0.0

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from security.hostile_gguf import ARRAY, STRING, damage, make_valid
+from security.gguf_parts import ARRAY, STRING
+from security.hostile_gguf import damage, make_valid
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError, ModelError

@@ -123,7 +123,8 @@ def name_mask_token(
     """
     tokens, types = list(tokens), list(types)
     mask = special_ids.get("mask_token")
-    if mask is not None and types[mask] == TokenType.UNUSED and MASK not in tokens:
+    is_filler = mask is not None and types[mask] == TokenType.UNUSED
+    if mask is not None and is_filler and _WHOLE.fullmatch(tokens[mask]) and MASK not in tokens:
         tokens[mask], types[mask] = MASK, int(TokenType.CONTROL)
     return tokens, types
 
