@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Compares embeddings of all-MiniLM-L6-v2 with transformers and the pooling of its model card."""
-=======
 """Compares all-MiniLM-L6-v2, from its checkpoint and from GGUF files, with transformers."""
->>>>>>> 19227ca3 (gguf: tests, documents and hostile files of encoders)
 
 from __future__ import annotations
 
