@@ -224,6 +224,7 @@ def test_a_decoder_whose_file_states_its_pooling_is_an_embedding_model(tmp_path)
     ("name", "cls", "tokenizer"),
     [
         ("bert", "BertModel", "bert, cased"),
+        ("distilbert", "DistilBertModel", "bert, uncased"),
         ("xlm-roberta", "BertModel", "xlm-roberta"),
         ("modern-bert", "ModernBertModel", "modern-bert"),
         ("nomic-bert", "NomicBertModel", "bert, uncased"),
@@ -257,17 +258,19 @@ def no_pooler(cls):
     return {"add_pooling_layer": False} if cls == "BertModel" else {}
 
 
-def test_a_converted_classifier_gives_the_same_classes_in_transformers(tmp_path):
-    conversion, ids = CLASSIFIER_CONVERSIONS["xlm-roberta"], make_prompts()[0]
+@pytest.mark.parametrize(
+    ("name", "family"), [("xlm-roberta", "Bert"), ("distilbert", "DistilBert")]
+)
+def test_a_converted_classifier_gives_the_same_classes_in_transformers(name, family, tmp_path):
+    conversion, ids = CLASSIFIER_CONVERSIONS[name], make_prompts()[0]
     model = make_encoder(conversion, num_labels=2)
     keys = {"classifier.output_labels": ["no", "yes"]}
     path = write_encoder(conversion, model, tmp_path / "model.gguf", keys=keys)
     converted = tmp_path / "converted"
     options = ConvertOptions(out=converted, dtype="float32", skip_tokenizer_init=True)
     run(str(path), options, print)
-    loaded, report = transformers.BertForSequenceClassification.from_pretrained(
-        converted, output_loading_info=True, dtype="float32"
-    )
+    cls = getattr(transformers, f"{family}ForSequenceClassification")
+    loaded, report = cls.from_pretrained(converted, output_loading_info=True, dtype="float32")
     assert not any(report.values()), report
     with torch.no_grad():
         actual, expected = (own(torch.tensor([ids])).logits for own in (loaded, model))

@@ -89,6 +89,9 @@ ENCODER_CONVERSIONS: Mapping[str, EncoderConversion] = {
     ),
 }
 CLASSIFIER_CONVERSIONS: Mapping[str, EncoderConversion] = {
+    "distilbert": EncoderConversion(
+        architecture=_BERT, model="DistilBertForSequenceClassification", fields=_DISTIL
+    ),
     "roberta": EncoderConversion(
         architecture=_BERT, model="RobertaForSequenceClassification", fields=ROBERTA, offset=2
     ),

@@ -29,9 +29,17 @@ SIZES = {
     "max_position_embeddings": 160,
     "pad_token_id": 1,
 }
-ENCODERS = ("BertModel", "ModernBertModel", "NomicBertModel", "RobertaModel", "XLMRobertaModel")
+ENCODERS = (
+    "BertModel",
+    "DistilBertModel",
+    "ModernBertModel",
+    "NomicBertModel",
+    "RobertaModel",
+    "XLMRobertaModel",
+)
 CLASSIFIERS = (
     "BertForSequenceClassification",
+    "DistilBertForSequenceClassification",
     "ModernBertForSequenceClassification",
     "RobertaForSequenceClassification",
     "XLMRobertaForSequenceClassification",
@@ -52,9 +60,12 @@ _MODERN = {
     "local_attention": 24,
     "num_hidden_layers": 4,
 }
+_DISTIL = {"hidden_dim": 72}
 _DECODER = {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 2}
 FIELDS = {
     **{name: _DECODER for name in DECODER_CLASSIFIERS},
+    "DistilBertModel": _DISTIL,
+    "DistilBertForSequenceClassification": _DISTIL,
     "ModernBertModel": _MODERN,
     "ModernBertForSequenceClassification": _MODERN
     | {"attention_bias": True, "classifier_pooling": "mean", "mlp_bias": True, "norm_bias": True},
@@ -176,8 +187,8 @@ def test_checkpoints_of_a_decoder_or_encoder_with_another_head_are_embedded(tmp_
 
 
 def test_the_error_for_an_architecture_that_does_not_pool_names_it(tmp_path):
-    make_oracle("DistilBertModel", tmp_path)
-    with pytest.raises(ConfigError, match="'DistilBertModel', and transformers' classes support"):
+    make_oracle("ElectraModel", tmp_path)
+    with pytest.raises(ConfigError, match="'ElectraModel', and transformers' classes support"):
         open_model(tmp_path, runner="pooling")
 
 

@@ -76,15 +76,18 @@ def _read_shape(config: Config) -> DecoderShape:
 class BertModel(Encoder):
     """A bidirectional encoder with learned positions and token types; norms follow each branch.
 
-    Without token types (type_vocab_size 0) it is DistilBERT. If its shape has rotary positions, it
-    has no learned ones. prefixes: starts of names in checkpoints, the usual one first. layer_names:
-    modules of a layer by their names in checkpoints.
+    If its shape has rotary positions, it has no learned ones. prefixes: starts of names in
+    checkpoints, the usual one first. unused_names: parts of checkpoints with another head.
+    layer_names: modules of a layer by their names in checkpoints. default_types: the default of
+    type_vocab_size; 0 for an architecture without token types.
     """
 
     provides: ClassVar[frozenset[str]] = Encoder.provides | {"token_types"}
     lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
     prefixes: ClassVar[tuple[str, ...]] = ("", "bert.", "roberta.")
+    unused_names: ClassVar[tuple[str, ...]] = _UNUSED
+    default_types: ClassVar[int] = 2
     root_names: ClassVar[Mapping[str, str]] = _ROOT
     layer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
         f"encoder.layer.{{}}.{name}": (own,) for name, own in _LAYER.items()
@@ -97,7 +100,9 @@ class BertModel(Encoder):
         config, shape = context.hf_config, self.read_shape(context.hf_config)
         size = shape.hidden_size
         factory_kwargs = {"dtype": context.dtype, "device": context.device}
-        self.num_types = read_count(config, "type_vocab_size", 2, minimum=0)
+        self.num_types = self.default_types
+        if self.num_types:
+            self.num_types = read_count(config, "type_vocab_size", self.default_types)
         self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, size)
         self.embed_positions: nn.Embedding | None = None
         rotaries = make_rotaries(context, shape)
@@ -140,7 +145,7 @@ class BertModel(Encoder):
     def _map_weights(self) -> list[WeightMapping]:
         mappings = []
         for prefix in self.prefixes:
-            mappings += [WeightMapping(source=f"{prefix}{name}") for name in _UNUSED]
+            mappings += [WeightMapping(source=f"{prefix}{name}") for name in self.unused_names]
             mappings += [
                 WeightMapping(source=f"{prefix}{name}", targets=(own,))
                 for name, own in self.root_names.items()

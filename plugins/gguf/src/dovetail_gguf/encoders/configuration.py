@@ -20,6 +20,13 @@ from dovetail_gguf.shape_checks import check_shapes
 Config = dict[str, Any]
 
 _DENSE, _HEAD_NORM = "cls.weight", "cls.norm.weight"
+_DISTIL_NAMES = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+}
+"""The names of fields of DistilBERT."""
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _PERIOD = 3
 """Every third layer of ModernBERT has full attention."""
@@ -99,14 +106,20 @@ def _read_bert(fields: Fields, config: Config) -> Config:
             "omits one layer of the head of BERT, so the results would be wrong. Load the original "
             "checkpoint."
         )
-    kind = "BertForSequenceClassification" if has_head(fields) else "BertModel"
-    return {
-        "architectures": [kind],
-        "model_type": "bert",
-        "hidden_act": "gelu",
+    num_types = _num_types(fields)
+    family = "Bert" if num_types else "DistilBert"
+    kind = "ForSequenceClassification" if has_head(fields) else "Model"
+    changes = {
+        "architectures": [f"{family}{kind}"],
+        "model_type": family.lower(),
         "layer_norm_eps": fields.number("attention.layer_norm_epsilon"),
-        "type_vocab_size": _num_types(fields),
-        "position_embedding_type": "absolute",
+    }
+    if num_types:
+        return {**changes, "hidden_act": "gelu", "type_vocab_size": num_types}
+    return {
+        **changes,
+        "activation": "gelu",
+        **{own: config[usual] for own, usual in _DISTIL_NAMES.items()},
     }
 
 
