@@ -244,3 +244,13 @@ def test_the_error_for_a_removed_part_names_the_part(tmp_path):
     others[-1].unlink()
     with pytest.raises(ModelError, match=re.escape(others[-1].name)):
         open_file(first)
+
+
+def test_parts_with_exchanged_names_are_rejected(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, *others = sorted(tmp_path.glob("*.gguf"))
+    others[0].rename(tmp_path / "other")
+    others[1].rename(others[0])
+    (tmp_path / "other").rename(others[1])
+    with pytest.raises(ModelError, match=rf"{re.escape(others[0].name)} is not part 2.*split\.no"):
+        open_file(first)

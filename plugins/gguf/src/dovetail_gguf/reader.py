@@ -143,7 +143,9 @@ class GGUFFile:
         self.metadata = self._parts[0].metadata
         self._parts += [_Part(other) for other in self._other_paths()]
         self.tensors: dict[str, TensorInfo] = {}
-        for part in self._parts:
+        for index, part in enumerate(self._parts):
+            if part.metadata.get("split.no", index) != index:
+                raise ModelError(f"{part.path} is not part {index + 1}; its split.no is different.")
             for info in part.tensors:
                 if info.name in self.tensors:
                     raise ModelError(
@@ -152,10 +154,8 @@ class GGUFFile:
                 self.tensors[info.name] = info
         stated = self.metadata.get("split.tensors.count")
         if len(self._parts) > 1 and stated not in (None, len(self.tensors)):
-            raise ModelError(
-                f"{path} states {stated} tensors in all parts, but the parts contain "
-                f"{len(self.tensors)}. Download the parts again."
-            )
+            found = f"but the parts contain {len(self.tensors)}. Download the parts again."
+            raise ModelError(f"{path} states {stated} tensors in all parts, {found}")
 
     @property
     def paths(self) -> list[Path]:
