@@ -31,7 +31,8 @@ from parity.family_checkpoints import make_model
 from parity.test_gguf_encoders import embeddings, make_encoder, open_file
 from parity.test_pooling_parity import make_prompts, states_of, vectors
 
-MAX_SECONDS = 5.0
+MAX_SECONDS = 20.0
+"""Much less time than a model of the size in the metadata would need."""
 TOLERANCE = 1e-5
 
 

@@ -16,7 +16,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from dovetail import LLM, PoolingParams
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, ModelError
 from parity.checkpoints import VOCAB_SIZE
 from parity.rank_threads import TORCH_PARTS, RankThreads
 
@@ -184,6 +184,32 @@ def test_checkpoints_of_a_decoder_or_encoder_with_another_head_are_embedded(tmp_
     with open_model(tmp_path, pooling_type="last") as llm:
         raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
     torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_nomic_bert_with_the_fields_of_published_checkpoints_is_embedded(tmp_path):
+    oracle, prompts = make_oracle("NomicBertModel", tmp_path), make_prompts()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    names = {
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    kept = ("architectures", "model_type", "vocab_size", "type_vocab_size")
+    old = {name: config[name] for name in kept} | {new: config[own] for new, own in names.items()}
+    old |= {"rotary_emb_base": config["rope_parameters"]["rope_theta"], "qkv_proj_bias": False}
+    old |= {"activation_function": "swiglu", "causal": False, "prenorm": False}
+    (tmp_path / "config.json").write_text(json.dumps(old), encoding="utf-8")
+    expected = torch.stack([states_of(oracle, prompt).mean(0) for prompt in prompts])
+    with open_model(tmp_path, pooling_type="mean") as llm:
+        raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
+        assert llm.llm_engine.max_model_len == 160
+    torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+    edit_json(tmp_path / "config.json", moe_every_n_layers=2)
+    with pytest.raises(ModelError, match="moe_every_n_layers is 2"):
+        open_model(tmp_path)
 
 
 def test_the_error_for_an_architecture_that_does_not_pool_names_it(tmp_path):

@@ -68,6 +68,8 @@ class NomicBertModel(BertModel):
             ("rotary_emb_fraction", 1.0),
             ("rotary_emb_interleaved", False),
             ("rotary_emb_scale_base", None),
+            ("rotary_scaling_factor", None),
+            ("parallel_block", False),
             ("activation_function", "swiglu"),
             ("hidden_act", "silu"),
         ):
