@@ -1,6 +1,6 @@
 """Options and hooks of every test run. Tests that the machine cannot run are skipped and listed.
 
-With pytest-xdist, the controller collects the omitted tests and the notes of all processes.
+With pytest-xdist, the controller collects the deselected tests and the notes of all processes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip_costly(items)
     part = config.getoption("--clock")
     if part is not None:
-        # Not reported as omitted: another run executes these tests.
+        # Not reported as deselected: another run executes these tests.
         items[:] = [x for x in items if bool(x.get_closest_marker("clock")) == (part == "only")]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_tests and not _has_accelerator():
@@ -139,12 +139,12 @@ def _has_accelerator() -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Record the tests that this run omits."""
+    """Record the tests that this run deselects."""
     _deselected.extend(item.nodeid for item in items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the names of omitted tests to the xdist controller."""
+    """Send the names of deselected tests to the xdist controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["deselected"] = _deselected
@@ -152,7 +152,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
-    """Receive the omitted tests of an xdist worker. They are the same in every worker."""
+    """Receive the names of deselected tests from an xdist worker.
+
+    Every worker deselects the same tests.
+    """
     _deselected[:] = getattr(node, "workeroutput", {}).get("deselected", _deselected)
 
 

@@ -45,7 +45,7 @@ def interrupted(llm, monkeypatch, target, name):
             llm.generate(PROMPTS, GREEDY)
 
 
-def test_an_interrupt_between_steps_withdraws_the_requests(llm, expected, monkeypatch):
+def test_an_interrupt_between_steps_aborts_the_requests(llm, expected, monkeypatch):
     interrupted(llm, monkeypatch, OutputProcessor, "process")
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.generate([7, 8], GREEDY)[0].outputs[0].token_ids == expected

@@ -243,7 +243,7 @@ def test_a_request_id_in_use_is_rejected_and_the_first_request_continues(engine)
     assert run(llm_engine)[-1].outputs[0].text == PIECE[:12]
 
 
-def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engine):
+def test_if_the_core_rejects_one_completion_the_whole_request_is_aborted(engine):
     def reject(self, request):
         if request.request_id.endswith("#1"):
             raise RequestError("not this one")

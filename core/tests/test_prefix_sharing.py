@@ -127,7 +127,9 @@ def test_a_longer_prompt_uses_the_last_full_block_of_a_shorter_prompt(drive):
     assert run_and_count(driver) == {"a": 32, "b": 1, "c": 16}
 
 
-def test_a_step_with_many_prefix_hits_admits_other_requests_later(drive, monkeypatch):
+def test_if_a_step_reaches_its_limit_of_prefix_hits_later_steps_admit_the_other_requests(
+    drive, monkeypatch
+):
     monkeypatch.setattr("dovetail.scheduling.prefix_sharing.MAX_BLOCKS_FOUND", 200)
     driver = drive(**BIG, max_num_batched_tokens=4096)
     driver.add("first", SHARED, max_tokens=1)

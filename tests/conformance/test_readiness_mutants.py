@@ -48,7 +48,7 @@ def do_nothing(*args, **kwargs):
 
 
 reach = EncoderBudget.reach
-evict, withdraw = Mechanism.evict, Mechanism.withdraw
+evict, preempt = Mechanism.evict, Mechanism.preempt_after_failed_load
 enter, add = HeldRequests.enter, RemoteLoads.add
 
 
@@ -91,10 +91,10 @@ def pin_nothing(kv_cache, blocks):
     kv_cache.unpin = do_nothing
 
 
-def withdraw_what_was_computed(mechanism, request):
+def preempt_and_keep_what_was_computed(mechanism, request):
     kept = request.num_computed_tokens
     mechanism._state.kv_cache.commit(request)
-    withdraw(mechanism, request)
+    preempt(mechanism, request)
     request.num_computed_tokens = kept
 
 
@@ -128,8 +128,12 @@ MISTAKES = {
     ),
     "treats failed loads as done": (RemoteLoads, "add", trust_every_load),
     "keeps results computed on failed loads": (StepRecord, "void", do_nothing),
-    "continues after a failed load": (Mechanism, "withdraw", do_nothing),
-    "reuses blocks of a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),
+    "continues after a failed load": (Mechanism, "preempt_after_failed_load", do_nothing),
+    "reuses blocks of a failed load": (
+        Mechanism,
+        "preempt_after_failed_load",
+        preempt_and_keep_what_was_computed,
+    ),
     "never admits loaded requests": (Mechanism, "assign_loaded", do_nothing),
     "leaks the blocks of a load": (Scheduler, "_drop_load", do_nothing),
     "reuses blocks during a store": (KVCacheManager, "pin", pin_nothing),

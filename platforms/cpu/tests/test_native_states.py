@@ -68,12 +68,12 @@ def test_a_step_whose_inputs_have_no_fixed_addresses_is_not_recorded():
     )
     parts = parts_of([2], [2])
 
-    def obstacle(parts):
+    def failure_reason(parts):
         run = partial(ops.causal_conv, x_TC, weight_CW, None, states, parts)
-        return ReplayProvider().capture(lambda: (run(),)).obstacle
+        return ReplayProvider().capture(lambda: (run(),)).failure_reason
 
-    assert "aten::" in obstacle(parts)
-    assert obstacle(replace(parts, memory=memory)) == ""
+    assert "aten::" in failure_reason(parts)
+    assert failure_reason(replace(parts, memory=memory)) == ""
 
 
 def parts_of(sizes, blocks):

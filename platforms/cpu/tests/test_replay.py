@@ -143,13 +143,13 @@ def test_a_step_that_copies_tensors_is_not_recorded_and_a_step_with_views_is():
     provider = ReplayProvider()
     x = torch.zeros(4, 6)
 
-    def obstacle(make):
-        return provider.capture(lambda: (make(),)).obstacle
+    def failure_reason(make):
+        return provider.capture(lambda: (make(),)).failure_reason
 
     for make in (lambda: x.view(6, 4), lambda: x[1:].flatten(), lambda: x.new_empty(3).detach()):
-        assert obstacle(make) == ""
+        assert failure_reason(make) == ""
     for make in (lambda: x.t().flatten(), lambda: x.t().contiguous(), lambda: x.new_zeros(2)):
-        assert "aten::" in obstacle(make)
+        assert "aten::" in failure_reason(make)
     full = provider.capture(lambda: (torch.empty(1 << 29, dtype=torch.uint8),))
     assert full.graph is None
-    assert not full.lasting
+    assert not full.permanent

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dovetail_cuda.runtime import has_code
-from dovetail_cuda.symmetric_sums import ONE_SHOT, SymmetricSums
+from dovetail_cuda.symmetric_all_reduce import ONE_SHOT, SymmetricAllReduce
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -25,12 +25,12 @@ def test_ptx_code_runs_on_later_gpus_and_architecture_specific_code_on_one_only(
     assert not has_code([], (9, 0)) and not has_code(["gfx942"], (9, 0))
 
 
-def test_the_operator_for_small_sums_has_the_expected_signature():
+def test_the_operator_for_the_small_all_reduce_has_the_expected_signature():
     assert str(torch.ops.symm_mem.one_shot_all_reduce.default._schema) == ONE_SHOT
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_small_sums_without_a_device_are_rejected_with_the_reason():
+def test_the_small_all_reduce_without_a_device_is_rejected_with_the_reason():
     store = torch.distributed.HashStore()
     with pytest.raises(RuntimeError, match="SymmetricMemory does not support"):
-        SymmetricSums(store, rank=0, size=1, device=torch.device("cuda", 0))
+        SymmetricAllReduce(store, rank=0, size=1, device=torch.device("cuda", 0))

@@ -142,7 +142,7 @@ def test_without_a_provider_or_a_key_every_step_is_eager():
 
 
 def test_a_permanent_capture_error_is_logged_once_and_ends_all_captures(caplog):
-    model, provider = Model(), Provider(obstacle="the operation aten::frob")
+    model, provider = Model(), Provider(failure_reason="the operation aten::frob")
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 3, 3, 3):
         assert step(dispatcher, model, size) == 1
@@ -154,7 +154,7 @@ def test_a_permanent_capture_error_is_logged_once_and_ends_all_captures(caplog):
 
 
 def test_a_temporary_capture_error_affects_only_its_shape():
-    model, provider = Model(), Provider(obstacle="too large", lasting=False)
+    model, provider = Model(), Provider(failure_reason="too large", permanent=False)
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 2, 3, 3, 3):
         step(dispatcher, model, size)

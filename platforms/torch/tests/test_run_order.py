@@ -49,7 +49,9 @@ def backend_with(threshold):
         ([7, 1, 3], (), None),
     ],
 )
-def test_requests_with_few_tokens_come_first_in_the_order_of_the_plan(counts, thresholds, order):
+def test_requests_with_few_tokens_run_first_and_otherwise_the_plan_order_is_kept(
+    counts, thresholds, order
+):
     actual = run_order(np.array(counts), thresholds)
     assert order == (None if actual is None else actual.tolist())
     (ordered,) = in_order((np.array(counts),), actual)

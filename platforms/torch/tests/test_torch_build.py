@@ -27,7 +27,7 @@ def test_the_torch_build_read_from_files_equals_the_one_that_torch_reports(field
     ("text", "version", "toolkit"),
     [(STATED, "9.8.7+x1", "13.0"), ("this is not a module", "", ""), (None, "", "")],
 )
-def test_torch_build_versions_are_read_from_its_file_and_are_empty_if_it_is_damaged(
+def test_versions_of_the_torch_build_are_empty_if_its_version_file_is_damaged_or_missing(
     text, version, toolkit, tmp_path, monkeypatch
 ):
     package = tmp_path / "torch"

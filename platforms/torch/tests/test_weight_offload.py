@@ -118,7 +118,7 @@ def started(checkpoint, **options):
 def test_the_memory_of_offloaded_layers_is_available_for_the_cache(checkpoint):
     size = layer_bytes(checkpoint)
     left = {}
-    for num_layers in (3, 0, 4, NUM_LAYERS):  # the first run allocates lasting tensors
+    for num_layers in (3, 0, 4, NUM_LAYERS):  # the first run allocates tensors that are kept
         options = {"cpu_offload_gb": size * num_layers / GIB} if num_layers else {}
         worker = started(checkpoint, **options)
         left[num_layers] = worker.determine_available_memory()

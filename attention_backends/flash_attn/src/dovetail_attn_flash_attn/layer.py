@@ -91,7 +91,7 @@ class FlashAttentionLayer(AttentionLayer):
             kv_scales=kv_scales,
             out_THD=result_THD,
         )
-        provider.forward(shape, step, tensors, metadata.schedule(provider, shape))
+        provider.forward(shape, step, tensors, metadata.scheduler_metadata(provider, shape))
         if result_THD is not out_THD:
             out_THD.copy_(result_THD)
 

@@ -86,7 +86,7 @@ class StepLayout:
     def max_key_len(self) -> int:
         """Number of positions in a row of the table.
 
-        FA3 derives its schedule from this number, so both of its operators must receive it.
+        FA3 derives scheduler metadata from this number, so both of its operators must receive it.
         """
         return self._width * self.block_size
 

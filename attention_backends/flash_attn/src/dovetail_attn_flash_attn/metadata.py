@@ -1,8 +1,8 @@
-"""Builds the metadata of a step: its tensors, and the schedules of its layers.
+"""Builds the metadata of a step: its tensors, and the scheduler metadata of its layers.
 
-The builder cannot compute a schedule, because a schedule depends on a layer's heads and soft cap.
-The first layer of a step that needs one computes it for all layers of the same shape. For a graph,
-all tensors stay at their addresses and are recomputed before each replay.
+The builder cannot compute scheduler metadata, because they depend on a layer's heads and soft cap.
+The first layer of a step that needs them computes them for all layers of the same shape. For a
+graph, all tensors stay at their addresses and are recomputed before each replay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail_attn_flash_attn.providers.provider import LayerShape, Provider
 
 
 class FlashAttentionMetadata:
-    """A step, and its schedules by provider and layer shape.
+    """A step, and its scheduler metadata by provider and layer shape.
 
     spec: the spec of the KV-cache group. step: tensors of the step.
     """
@@ -30,12 +30,12 @@ class FlashAttentionMetadata:
         self.spec = spec
         self.step = step
 
-    def schedule(self, provider: Provider, shape: LayerShape) -> torch.Tensor | None:
-        """Return the schedule of a layer. In each step, a shape's first call computes it."""
-        if not provider.has_schedule(shape):
+    def scheduler_metadata(self, provider: Provider, shape: LayerShape) -> torch.Tensor | None:
+        """Return the scheduler metadata of a layer, computed once per step and shape."""
+        if not provider.has_scheduler_metadata(shape):
             return None
         key = (provider.name, shape)
-        return self.step.kept.get(key, lambda: provider.schedule(shape, self.step))
+        return self.step.kept.get(key, lambda: provider.scheduler_metadata(shape, self.step))
 
 
 class FlashAttentionBuilder(AttentionMetadataBuilder):

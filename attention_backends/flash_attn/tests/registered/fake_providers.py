@@ -67,7 +67,7 @@ def as_operator(name: str, implementation: Callable[..., torch.Tensor]) -> Calla
 
 
 def fa3_plan(q, k, table, limits, *, causal, window, soft_cap) -> Plan:
-    """Return the values that a schedule depends on.
+    """Return the values that scheduler metadata depend on.
 
     limits: limits of the numbers of queries, keys, splits.
     """
@@ -129,10 +129,10 @@ def fa3_fwd(*args, **kwargs):
     return run.out, lse_HT, torch.empty(0), torch.empty(0)
 
 
-def fa3_schedule(*args, **kwargs):
+def fa3_scheduler_metadata(*args, **kwargs):
     """The operator `flash_attn_3::get_scheduler_metadata`."""
     run = by_name(torch.ops.flash_attn_3.get_scheduler_metadata.default, args, kwargs)
-    calls.append(("schedule", vars(run)))
+    calls.append(("scheduler_metadata", vars(run)))
     require(run.headdim == run.headdim_v, "values have a different head size")
     dtypes = {5: torch.float16, 15: torch.bfloat16, 24: torch.float8_e4m3fn}
     dtype = dtypes.get(run.qkv_dtype, run.qkv_dtype)
@@ -142,10 +142,10 @@ def fa3_schedule(*args, **kwargs):
 
 
 def plan_of(run, num_heads, num_kv_heads, dtype, window, causal):
-    """Return the schedule that the arguments of a schedule function describe."""
+    """Return the metadata that the arguments of `get_scheduler_metadata` describe."""
     lens = run.seqused_k if hasattr(run, "seqused_k") else run.cache_seqlens
     require(lens.dtype == torch.int32 and lens.is_contiguous(), "the lengths are not int32")
-    require(run.cu_seqlens_q is not None, "the schedule is not for rows of different lengths")
+    require(run.cu_seqlens_q is not None, "the metadata are not for rows of different lengths")
     plan = Plan(
         num_rows=run.batch_size,
         max_query_len=run.max_seqlen_q,
@@ -158,7 +158,7 @@ def plan_of(run, num_heads, num_kv_heads, dtype, window, causal):
         has_soft_cap=run.has_softcap,
         num_splits=run.num_splits,
     )
-    return reference.schedule(plan, lens)
+    return reference.scheduler_metadata(plan, lens)
 
 
 def install_fa3(folder: Path) -> None:
@@ -167,7 +167,7 @@ def install_fa3(folder: Path) -> None:
     for schema in SCHEMAS:
         library.define(schema)
     library.impl("fwd", fa3_fwd, "CPU")
-    library.impl("get_scheduler_metadata", fa3_schedule, "CPU")
+    library.impl("get_scheduler_metadata", fa3_scheduler_metadata, "CPU")
     libraries.append(library)
     flags = {"FLASHATTENTION_DISABLE_SOFTCAP": True, "FLASHATTENTION_DISABLE_HDIM96": True}
     module("flash_attn_config", CONFIG={"build_flags": flags})
@@ -202,7 +202,9 @@ def vllm_forward(**keywords):
         descales=(run.k_descale, run.v_descale),
     )
     if run.fa_version == 2:
-        require(run.scheduler_metadata is None and run.num_splits <= 1, "FA2 has no schedule")
+        require(
+            run.scheduler_metadata is None and run.num_splits <= 1, "FA2 has no scheduler metadata"
+        )
         kernel = reference.fa2(
             kernel, page_multiple=16, causal=run.causal, max_key_len=run.max_seqlen_k
         )
@@ -223,10 +225,10 @@ def vllm_forward(**keywords):
     return reference.write(kernel, run.out)
 
 
-def vllm_schedule(**keywords):
+def vllm_scheduler_metadata(**keywords):
     """`get_scheduler_metadata` of vLLM."""
     run = types.SimpleNamespace(**keywords)
-    calls.append(("schedule", keywords))
+    calls.append(("scheduler_metadata", keywords))
     require(run.headdim_v in (None, run.headdim), "values have a different head size")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
     return plan_of(
@@ -253,7 +255,7 @@ def install_vllm(folder: Path) -> None:
     functions = {}
     implementations = {
         "flash_attn_varlen_func": flash_attn_varlen_func,
-        "get_scheduler_metadata": as_operator("vllm_schedule", vllm_schedule),
+        "get_scheduler_metadata": as_operator("vllm_scheduler_metadata", vllm_scheduler_metadata),
     }
     for name, implementation in implementations.items():
         lines = next(iter(recorded("vllm", name).values()))

@@ -165,7 +165,7 @@ def reorders_heads(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The values that the schedule of FlashAttention 3 depends on, except the lengths."""
+    """The values that the scheduler metadata of FlashAttention 3 depend on, except the lengths."""
 
     num_rows: int
     max_query_len: int
@@ -179,8 +179,8 @@ class Plan:
     num_splits: int
 
 
-def schedule(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
-    """Return a schedule of the real length that contains all values that it depends on."""
+def scheduler_metadata(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
+    """Return metadata of the real length, which contain all values that they depend on."""
     left, right = plan.window
     left = -1 if left >= plan.max_key_len - 1 else left
     is_local = left >= 0
@@ -192,20 +192,22 @@ def schedule(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
     return metadata  # the last item is the semaphore
 
 
-def check_schedule(plan: Plan, lens: torch.Tensor, metadata: torch.Tensor | None) -> None:
-    """Check that a schedule belongs to this call, not to other lengths or another layer."""
+def check_scheduler_metadata(plan: Plan, lens: torch.Tensor, metadata: torch.Tensor | None) -> None:
+    """Check that the metadata belong to this call, not to other lengths or another layer."""
     if metadata is None:
         return
-    require(metadata.dtype == torch.int32 and metadata.is_contiguous(), "the schedule is not int32")
-    expected = schedule(plan, lens)
-    require(metadata.shape == expected.shape, f"the schedule has {len(metadata)} items")
-    require(torch.equal(metadata, expected), "the schedule belongs to another call")
+    require(
+        metadata.dtype == torch.int32 and metadata.is_contiguous(), "the metadata are not int32"
+    )
+    expected = scheduler_metadata(plan, lens)
+    require(metadata.shape == expected.shape, f"the metadata have {len(metadata)} items")
+    require(torch.equal(metadata, expected), "the metadata belong to another call")
 
 
 def fa3(kernel: Kernel, plan: Plan, metadata: torch.Tensor | None, *, page_multiple: int) -> Kernel:
     """Check the arguments for FlashAttention 3. Return the call that it computes."""
     check(kernel, page_multiple=page_multiple)
-    check_schedule(plan, kernel.lens, metadata)
+    check_scheduler_metadata(plan, kernel.lens, metadata)
     require(bool((kernel.lens <= plan.max_key_len).all()), "max_seqlen_k is too small")
     sinks = kernel.sinks
     if sinks is not None:

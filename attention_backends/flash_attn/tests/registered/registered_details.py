@@ -1,4 +1,4 @@
-"""Cases that the contract suite does not cover: arguments, schedules, graphs, strides, options.
+"""Cases that the contract suite does not cover: arguments, metadata, graphs, strides, options.
 
 test_flash_attn_attention.py starts these tests in a separate process.
 """
@@ -35,7 +35,7 @@ def named(name):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_with_prefills_and_decodes_makes_one_kernel_call(backend):
     RandomStep().run(backend)
-    assert len([name for name, _ in calls if name != "schedule"]) == 1
+    assert len([name for name, _ in calls if name != "scheduler_metadata"]) == 1
 
 
 @pytest.mark.skipif(NAME != "vllm", reason="only vLLM has two versions")
@@ -43,7 +43,7 @@ def test_the_vllm_provider_selects_the_flash_attention_version_for_the_gpu():
     RandomStep().run(OnAmpere)
     assert [name for name, _ in calls] == ["vllm 2"]
     RandomStep().run(OnCpu)
-    assert [name for name, _ in calls] == ["vllm 2", "schedule", "vllm 3"]
+    assert [name for name, _ in calls] == ["vllm 2", "scheduler_metadata", "vllm 3"]
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, (-1, 0)), (1, (0, 0)), (5, (4, 0))])
@@ -76,15 +76,15 @@ def test_a_step_without_a_sliding_window_does_not_copy_the_block_table():
 
 
 @only_fa3
-def test_layers_of_equal_shape_share_the_schedule_of_a_step():
+def test_layers_of_equal_shape_share_the_scheduler_metadata_of_a_step():
     step = RandomStep()
     layers = [step.layer(), step.layer(), step.layer(scale=0.3)]
     builder = step.builder()
-    for num_schedules in (2, 4):
+    for num_calls in (2, 4):
         metadata = builder.build(step.batch())
         for layer, scale in zip(layers, (0.2, 0.2, 0.3), strict=True):
             step.check(step.attend(layer, metadata), scale=scale)
-        assert len(named("schedule")) == num_schedules
+        assert len(named("scheduler_metadata")) == num_calls
 
 
 def test_a_captured_step_has_fixed_addresses_and_a_fixed_number_of_splits():
@@ -107,20 +107,23 @@ def test_a_captured_step_has_fixed_addresses_and_a_fixed_number_of_splits():
     if IS_FA3:
         (keywords,) = named(KERNELS[NAME])
         assert keywords["num_splits"] == 7
-        assert metadata.schedule(PROVIDER, layer._shape)[:3].tolist() == layout.key_lens_R.tolist()
+        assert (
+            metadata.scheduler_metadata(PROVIDER, layer._shape)[:3].tolist()
+            == layout.key_lens_R.tolist()
+        )
         assert keywords["scheduler_metadata"].data_ptr() == (
-            metadata.schedule(PROVIDER, layer._shape).data_ptr()
+            metadata.scheduler_metadata(PROVIDER, layer._shape).data_ptr()
         )
 
 
 @only_fa3
-def test_the_reference_kernel_rejects_a_stale_schedule():
+def test_the_reference_kernel_rejects_stale_scheduler_metadata():
     step = RandomStep(DECODES)
     batch = step.batch()
     metadata = step.builder().build_for_graph(batch)
     step.attend(step.layer(), metadata)
     batch.seq_lens_R.add_(1)
-    with pytest.raises(ValueError, match="the schedule belongs to another call"):
+    with pytest.raises(ValueError, match="the metadata belong to another call"):
         step.attend(step.layer(), metadata)
 
 
@@ -213,10 +216,10 @@ def test_unsupported_features_are_never_ignored():
         recorded = {}
 
         class Recorder:
-            def forward(self, shape, step, tensors, schedule, recorded=recorded):
+            def forward(self, shape, step, tensors, scheduler_metadata, recorded=recorded):
                 recorded["call"] = Call(shape=shape, step=step, tensors=tensors)
 
-            def has_schedule(self, shape):
+            def has_scheduler_metadata(self, shape):
                 return False
 
             def reads_whole_pages(self, shape, step):

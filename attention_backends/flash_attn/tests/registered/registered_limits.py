@@ -68,12 +68,12 @@ def changes_of(name):
             {"seqused_k": None},
             {"block_table": None},
             {"block_table": narrow},
-            {"fa_version": 2},  # a schedule would be ignored
+            {"fa_version": 2},  # scheduler metadata would be ignored
             {"s_aux": torch.zeros(H)},  # float32
             {"k": small, "v": small},
             {"max_seqlen_q": 1},
             {"max_seqlen_k": 1},
-            {"num_splits": 3},  # the schedule has a different number
+            {"num_splits": 3},  # the scheduler metadata have a different number
         )
     if name == "fa3":
         return (

@@ -52,7 +52,7 @@ def run_batch(
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
         # A rejected id may be in use by another caller's request, which continues.
-        _withdraw(engine, [request for request in requests if request.request_id not in rejected])
+        _abort(engine, [request for request in requests if request.request_id not in rejected])
         raise
     if missing := [request.request_id for request in requests if request.request_id not in results]:
         raise UserError(
@@ -108,8 +108,8 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
     return bar, bar.add_task("Answering", total=num_requests, rates="")
 
 
-def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
-    """Remove all of these requests from the engine."""
+def _abort(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
+    """Abort these requests and discard their outputs."""
     ids = [request.request_id for request in requests]
     with watch_for_interrupt() as interrupted:
         engine.abort_request(ids)

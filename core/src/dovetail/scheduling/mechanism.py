@@ -359,8 +359,8 @@ class Mechanism:
         request.num_drafts = 0
         self._send_back(request, lost)
 
-    def withdraw(self, request: Request) -> None:
-        """Preempt a request between steps because the load of its blocks has failed.
+    def preempt_after_failed_load(self, request: Request) -> None:
+        """Preempt a request between steps, because the load of its blocks has failed.
 
         Its results in plans in flight are dropped, even if it was evicted before.
         """

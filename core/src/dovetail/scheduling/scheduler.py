@@ -298,7 +298,7 @@ class Scheduler(SchedulerInterface):
             elif not is_well:
                 for record in self._in_flight:
                     record.void(request)
-                self._mechanism.withdraw(request)
+                self._mechanism.preempt_after_failed_load(request)
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
         """Free the blocks of a request that has no batch slot."""

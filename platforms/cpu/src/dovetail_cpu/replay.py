@@ -68,11 +68,11 @@ class ReplayProvider:
         with recording, watch:
             outputs = forward()
         if watch.foreign:
-            return Capture(outputs=outputs, obstacle=f"the operation {watch.foreign}")
+            return Capture(outputs=outputs, failure_reason=f"the operation {watch.foreign}")
         if watch.is_full:
             room = ARENA_BYTES >> 20
-            obstacle = f"the batch's activations need more than {room} MiB"
-            return Capture(outputs=outputs, obstacle=obstacle, lasting=False)
+            failure_reason = f"the batch's activations need more than {room} MiB"
+            return Capture(outputs=outputs, failure_reason=failure_reason, permanent=False)
         return Capture(outputs=outputs, graph=recording)
 
 

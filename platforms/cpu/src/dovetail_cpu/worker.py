@@ -102,7 +102,7 @@ class CPUWorker(TorchWorker):
 
         return ReplayProvider()
 
-    def compile_obstacle(self) -> str:
+    def compile_failure_reason(self) -> str:
         """Return why torch.compile cannot be used: native kernels are not torch operators.
 
         "" if it can.

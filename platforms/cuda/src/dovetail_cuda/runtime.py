@@ -12,7 +12,7 @@ import torch
 from dovetail.errors import PluginError
 from dovetail_cuda.driver import read_free_bytes
 from dovetail_cuda.machine import look
-from dovetail_cuda.symmetric_sums import SymmetricSums
+from dovetail_cuda.symmetric_all_reduce import SymmetricAllReduce
 from dovetail_cuda.virtual_memory import CUDAVirtualMemory
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.distributed.nccl_ranks import join_nccl
@@ -54,13 +54,13 @@ class CUDARuntime(AcceleratorRuntime):
         """Return the virtual memory of the device. Raise PluginError if it has none."""
         return CUDAVirtualMemory(self._module.current_device())
 
-    def small_sums(self, device: torch.device) -> SymmetricSums:
+    def small_all_reduce(self, device: torch.device) -> SymmetricAllReduce:
         """Return the all-reduce of small tensors. Raise RuntimeError if it is not supported."""
         from torch.distributed import PrefixStore
 
         store, rank, size = self._joined
         own = PrefixStore("symmetric", store)
-        return SymmetricSums(own, rank=rank, size=size, device=device)
+        return SymmetricAllReduce(own, rank=rank, size=size, device=device)
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
         """Return the group of ranks, which uses NCCL for collective operations."""

@@ -136,13 +136,13 @@ class GraphDispatcher:
         self.counts.captured += 1
         if capture.graph is not None:
             self._entries[key] = capture.graph, capture.outputs
-        elif capture.lasting:
-            self._give_up(f"{capture.obstacle} cannot be replayed")
+        elif capture.permanent:
+            self._give_up(f"{capture.failure_reason} cannot be replayed")
         else:
             self._rejected.add(key)
             logger.info(
                 "Batches of this shape run eagerly, because they cannot be replayed: %s.",
-                capture.obstacle,
+                capture.failure_reason,
             )
         return capture.outputs
 

@@ -43,15 +43,15 @@ class Capture:
     """The result of a capture.
 
     outputs: the outputs of the run. With a graph, each replay overwrites them, and other graphs of
-    the same provider may reuse their memory. graph: None if the capture failed. obstacle: the
-    operation or other cause that prevented the capture. lasting: whether the obstacle prevents
-    captures of every batch size.
+    the same provider may reuse their memory. graph: None if the capture failed. failure_reason:
+    what prevented the capture, such as the name of an operation. permanent: whether captures of
+    every batch size would fail for this reason.
     """
 
     outputs: tuple[torch.Tensor, ...]
     graph: Graph | None = None
-    obstacle: str = ""
-    lasting: bool = True
+    failure_reason: str = ""
+    permanent: bool = True
 
 
 class GraphProvider(Protocol):

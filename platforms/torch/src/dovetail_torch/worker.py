@@ -284,7 +284,7 @@ class TorchWorker(WorkerBase):
         )
         loaded = self._loaded
         self._compilation = make_compilation(
-            self._context, loaded, attention.table, self._compile_obstacle()
+            self._context, loaded, attention.table, self._compile_failure_reason()
         )
         if self._compilation is not None:
             loaded = replace(loaded, model=self._compilation.model)
@@ -305,14 +305,14 @@ class TorchWorker(WorkerBase):
         self._runner.warm_up()
         self._runtime.synchronize()
 
-    def compile_obstacle(self) -> str:
+    def compile_failure_reason(self) -> str:
         """Return why torch.compile cannot be used; a platform's worker may override it."""
         return ""
 
-    def _compile_obstacle(self) -> str:
+    def _compile_failure_reason(self) -> str:
         if self._has_states:
             return "models with states, such as linear attention, are not compiled"
-        return self.compile_obstacle()
+        return self.compile_failure_reason()
 
     def get_compile_report(self) -> dict[str, Any] | None:
         """Return counts and times of the compilation (`CompileReport`), or None without one."""

@@ -1,4 +1,4 @@
-"""Shortest remaining processing time: as shortest job first, with preemption of long requests.
+"""Shortest remaining processing time: shortest job first with preemption of long requests.
 
 Source: Schrage, "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
 Operations Research 16(3), 1968. The mean latency is optimal if preemption is free. Here the victim

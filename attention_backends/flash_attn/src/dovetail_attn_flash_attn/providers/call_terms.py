@@ -13,12 +13,12 @@ from dovetail_attn_flash_attn.providers.provider import CallTensors, LayerShape,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """All arguments of a kernel call. tensors: None while a schedule is computed."""
+    """All arguments of a kernel call. tensors: None while scheduler metadata are computed."""
 
     shape: LayerShape
     step: StepTensors
     tensors: CallTensors | None = None
-    schedule: torch.Tensor | None = None
+    scheduler_metadata: torch.Tensor | None = None
 
     @property
     def attention(self) -> CallTensors:
@@ -49,7 +49,7 @@ TERMS: Mapping[str, Callable[[Call], object]] = {
     "sinks": _sinks,
     "key_scales": lambda call: _descale(call, 0),
     "value_scales": lambda call: _descale(call, 1),
-    "schedule": lambda call: call.schedule,
+    "scheduler_metadata": lambda call: call.scheduler_metadata,
     "num_rows": lambda call: call.step.num_rows,
     "query_start": lambda call: call.step.query_start_R1,
     "key_lens": lambda call: call.step.key_lens_R,

@@ -62,12 +62,12 @@ FORWARD_NAMES: dict[str, str] = {
     "window_left": "window_size_left",
     "window_right": "window_size_right",
     "soft_cap": "softcap",
-    "schedule": "scheduler_metadata",
+    "scheduler_metadata": "scheduler_metadata",
     "num_splits": "num_splits",
     "key_scales": "k_descale",
     "value_scales": "v_descale",
 }
-SCHEDULE_NAMES: Mapping[str, str] = {
+SCHEDULER_METADATA_NAMES: Mapping[str, str] = {
     "num_rows": "batch_size",
     "max_query_len": "max_seqlen_q",
     "max_key_len": "max_seqlen_k",
@@ -146,13 +146,13 @@ class Fa3Provider(Provider):
         self._has_splits = not _is_disabled("SPLIT")
         self._is_loaded = True
 
-    def has_schedule(self, shape: LayerShape) -> bool:
+    def has_scheduler_metadata(self, shape: LayerShape) -> bool:
         """Return True."""
         return True
 
-    def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return the schedule of a step, which a call would otherwise compute in each layer."""
-        keywords = arguments(SCHEDULE_NAMES, Call(shape=shape, step=step))
+    def scheduler_metadata(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
+        """Return the scheduler metadata of a step, computed once instead of in each layer."""
+        keywords = arguments(SCHEDULER_METADATA_NAMES, Call(shape=shape, step=step))
         keywords |= {"headdim_v": shape.head_size, "num_splits": self._splits(step)}
         metadata: torch.Tensor = torch.ops.flash_attn_3.get_scheduler_metadata(**keywords)
         return metadata
@@ -166,12 +166,12 @@ class Fa3Provider(Provider):
         shape: LayerShape,
         step: StepTensors,
         tensors: CallTensors,
-        schedule: torch.Tensor | None,
+        scheduler_metadata: torch.Tensor | None,
     ) -> None:
         """Call the operator, which writes the result itself."""
         names = FORWARD_NAMES if tensors.sinks_H is None else FORWARD_NAMES | {"sinks": "sinks"}
         without, sinks_H = split_sinks(tensors)
-        call = Call(shape=shape, step=step, tensors=without, schedule=schedule)
+        call = Call(shape=shape, step=step, tensors=without, scheduler_metadata=scheduler_metadata)
         keywords = arguments(names, call) | {"num_splits": self._splits(step)}
         _, lse_HT, *_ = torch.ops.flash_attn_3.fwd(**keywords)
         if sinks_H is not None:

@@ -94,7 +94,7 @@ class FlashAttnProvider(Provider):
         shape: LayerShape,
         step: StepTensors,
         tensors: CallTensors,
-        schedule: torch.Tensor | None,
+        scheduler_metadata: torch.Tensor | None,
     ) -> None:
         """Call the function and copy its result."""
         assert self._forward is not None

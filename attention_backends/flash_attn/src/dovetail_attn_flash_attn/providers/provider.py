@@ -150,7 +150,9 @@ def _listed(values: frozenset[str] | frozenset[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """The properties of a layer that a call depends on. Layers of equal shape share a schedule.
+    """The properties of a layer that a kernel call depends on.
+
+    Layers of equal shape share scheduler metadata.
 
     window: number of tokens that a token attends to, itself included; 0 for all. dtype: the dtype
     of queries, keys and values.
@@ -248,17 +250,17 @@ class Provider(ABC):
         Raises ProviderError if the import fails or a signature differs. Later calls do nothing.
         """
 
-    def has_schedule(self, shape: LayerShape) -> bool:
-        """Return whether `forward` needs a schedule for layers of `shape`."""
+    def has_scheduler_metadata(self, shape: LayerShape) -> bool:
+        """Return whether `forward` needs scheduler metadata for layers of `shape`."""
         return False
 
-    def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return the schedule of the kernels for all layers of `shape`, if `has_schedule`.
+    def scheduler_metadata(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
+        """Return the scheduler metadata of the step for all layers of `shape`.
 
-        The result is int32. For a graph, its length depends only on `shape` and the number of
-        requests.
+        Called only if `has_scheduler_metadata`. The result is int32. For a graph, its length
+        depends only on `shape` and the number of requests.
         """
-        raise NotImplementedError(f"provider {self.name!r} does not use kernel schedules")
+        raise NotImplementedError(f"provider {self.name!r} does not use scheduler metadata")
 
     def reads_whole_pages(self, shape: LayerShape, step: StepTensors) -> bool:
         """Return whether values after a request's last token must be finite."""
@@ -270,7 +272,7 @@ class Provider(ABC):
         shape: LayerShape,
         step: StepTensors,
         tensors: CallTensors,
-        schedule: torch.Tensor | None,
+        scheduler_metadata: torch.Tensor | None,
     ) -> None:
         """Attend causally and write `tensors.out_THD`. Does not wait for the device."""
 

@@ -90,7 +90,7 @@ class TorchProvider(Provider):
         shape: LayerShape,
         step: StepTensors,
         tensors: CallTensors,
-        schedule: torch.Tensor | None,
+        scheduler_metadata: torch.Tensor | None,
     ) -> None:
         """Call the function, which writes the result itself.
 

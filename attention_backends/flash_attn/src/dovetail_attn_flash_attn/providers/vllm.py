@@ -55,10 +55,10 @@ FA3_NAMES: Mapping[str, str] = FORWARD_NAMES | {
     "sinks": "s_aux",
     "key_scales": "k_descale",
     "value_scales": "v_descale",
-    "schedule": "scheduler_metadata",
+    "scheduler_metadata": "scheduler_metadata",
     "num_splits": "num_splits",
 }
-SCHEDULE_NAMES: Mapping[str, str] = {
+SCHEDULER_METADATA_NAMES: Mapping[str, str] = {
     "num_rows": "batch_size",
     "max_query_len": "max_seqlen_q",
     "max_key_len": "max_seqlen_k",
@@ -87,7 +87,7 @@ class VllmProvider(Provider):
 
     def __init__(self) -> None:
         self._forward: Callable[..., Any] | None = None
-        self._schedule: Callable[..., torch.Tensor] | None = None
+        self._scheduler_metadata: Callable[..., torch.Tensor] | None = None
         self._has_fa3 = False
 
     def find(self) -> None:
@@ -137,18 +137,20 @@ class VllmProvider(Provider):
             )
         check_function(self.name, module.flash_attn_varlen_func)
         check_function(self.name, module.get_scheduler_metadata)
-        self._schedule = module.get_scheduler_metadata
+        self._scheduler_metadata = module.get_scheduler_metadata
         self._has_fa3 = self._finds_fa3()
         self._forward = module.flash_attn_varlen_func
 
-    def has_schedule(self, shape: LayerShape) -> bool:
+    def has_scheduler_metadata(self, shape: LayerShape) -> bool:
         """Return whether the GPU runs FlashAttention 3."""
         return self._version(shape.capability) == 3
 
-    def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return the schedule of a step, which a call would otherwise compute in each layer."""
-        assert self._schedule is not None
-        return self._schedule(**arguments(SCHEDULE_NAMES, Call(shape=shape, step=step)))
+    def scheduler_metadata(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
+        """Return the scheduler metadata of a step, computed once instead of in each layer."""
+        assert self._scheduler_metadata is not None
+        return self._scheduler_metadata(
+            **arguments(SCHEDULER_METADATA_NAMES, Call(shape=shape, step=step))
+        )
 
     def reads_whole_pages(self, shape: LayerShape, step: StepTensors) -> bool:
         """Return whether FlashAttention 3 loads whole blocks."""
@@ -159,7 +161,7 @@ class VllmProvider(Provider):
         shape: LayerShape,
         step: StepTensors,
         tensors: CallTensors,
-        schedule: torch.Tensor | None,
+        scheduler_metadata: torch.Tensor | None,
     ) -> None:
         """Call the function, which writes the result itself."""
         assert self._forward is not None
@@ -169,7 +171,7 @@ class VllmProvider(Provider):
             self._forward(**arguments(FORWARD_NAMES, call), fa_version=2)
             return
         without, sinks_H = split_sinks(tensors)
-        call = Call(shape=shape, step=step, tensors=without, schedule=schedule)
+        call = Call(shape=shape, step=step, tensors=without, scheduler_metadata=scheduler_metadata)
         keywords = arguments(FA3_NAMES, call)
         _, lse_HT = self._forward(**keywords, fa_version=3, return_softmax_lse=True)
         if sinks_H is not None:

@@ -48,15 +48,15 @@ class SupervisedChannel(Channel):
         try:
             channel.send(call)
         except EngineDeadError as error:
-            self._work.withdraw(call)
+            self._work.discard(call)
             self._supervisor.lose(channel, error)
             raise UnavailableError(
                 f"The engine failed during the call and is being restarted: {error}"
             ) from error
         except DovetailError:
-            self._work.withdraw(call)
+            self._work.discard(call)
             raise
-        if not self._supervisor.is_current(channel) and self._work.withdraw(call):
+        if not self._supervisor.is_current(channel) and self._work.discard(call):
             raise UnavailableError("The engine failed during the call and is being restarted.")
 
     def receive(self, timeout_s: float | None = None) -> Received | None:

@@ -51,8 +51,8 @@ class Work:
                 self._calls[call.number] = call
             return call
 
-    def withdraw(self, call: Call) -> bool:
-        """Remove a call that was not sent. Return False if it is already lost."""
+    def discard(self, call: Call) -> bool:
+        """Remove a call that was not sent. Return False if the call was already lost."""
         with self._lock:
             known = not call.number or self._calls.pop(call.number, None) is not None
             for request in _requests_of(call):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dovetail.interfaces.model import RankGroup
     from dovetail_torch.accelerator.virtual_memory import VirtualMemory
-    from dovetail_torch.distributed.small_sums import SmallSums
+    from dovetail_torch.distributed.small_all_reduce import SmallAllReduce
 
 
 class AcceleratorRuntime:
@@ -146,7 +146,7 @@ class AcceleratorRuntime:
         """
         return None
 
-    def small_sums(self, device: torch.device) -> SmallSums:
+    def small_all_reduce(self, device: torch.device) -> SmallAllReduce:
         """Return a fast all-reduce for small tensors. Every rank calls this after `join`.
 
         Raises RuntimeError, with the reason, if it is not available.

@@ -26,7 +26,7 @@ from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.accelerator.sleep_mode import SleepMode
 from dovetail_torch.distributed.checked_output import check_peers
 from dovetail_torch.distributed.process_ranks import ProcessRanks
-from dovetail_torch.distributed.small_sums import use_small_sums
+from dovetail_torch.distributed.small_all_reduce import use_small_all_reduce
 from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.runner.step_outputs import Output
 from dovetail_torch.weights.finiteness import check_finite
@@ -54,7 +54,7 @@ class AcceleratorWorker(TorchWorker):
         """
         super().init_device()
         if self._context.config.compute.custom_all_reduce and self._context.world_size > 1:
-            self._ranks = self._with_small_sums()
+            self._ranks = self._with_small_all_reduce()
         cache = self._context.config.cache
         self._sleep_mode = self._make_sleep_mode() if cache.enable_sleep_mode else None
         if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
@@ -70,15 +70,15 @@ class AcceleratorWorker(TorchWorker):
                 f"{int(free / total * 100) / 100:.2f}, or stop other processes on the device."
             )
 
-    def _with_small_sums(self) -> RankGroup:
+    def _with_small_all_reduce(self) -> RankGroup:
         """Return the ranks' group, with a fast all-reduce for small tensors if all support it."""
         runtime = cast("AcceleratorRuntime", self._runtime)
-        sums, reason = None, ""
+        fast, reason = None, ""
         try:
-            sums = runtime.small_sums(self._device)
+            fast = runtime.small_all_reduce(self._device)
         except (RuntimeError, AttributeError, ImportError, TypeError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-        return use_small_sums(self._ranks, sums, reason, self._device)
+        return use_small_all_reduce(self._ranks, fast, reason, self._device)
 
     def _make_sleep_mode(self) -> SleepMode:
         runtime = cast("AcceleratorRuntime", self._runtime)

@@ -81,18 +81,18 @@ class Compilation:
 
 
 def make_compilation(
-    context: WorkerContext, loaded: LoadedModel, table: AttentionTable, obstacle: str
+    context: WorkerContext, loaded: LoadedModel, table: AttentionTable, failure_reason: str
 ) -> Compilation | None:
     """Return the compilation of a loaded model, or None without a compile level.
 
-    obstacle: why the model cannot be compiled, or "". Raises ConfigError with this reason, and the
-    errors of plugins that cannot be used.
+    failure_reason: why the model cannot be compiled, or "". Raises ConfigError with this
+    reason, and the errors of plugins that cannot be used.
     """
     compute, device, dtype = context.config.compute, loaded.limits.device, loaded.limits.dtype
     if compute.compile_level == "none":
         return None
-    if obstacle:
-        raise ConfigError(f"compile_level={compute.compile_level!r}: {obstacle}.")
+    if failure_reason:
+        raise ConfigError(f"compile_level={compute.compile_level!r}: {failure_reason}.")
     plugins = context.plugins
     reference = compute.compile_backend or AUTO
     cls = choose(plugins, context.platform, "compile_backend", reference)

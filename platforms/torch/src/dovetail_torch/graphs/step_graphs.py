@@ -248,7 +248,7 @@ class StepGraphs:
 
 
 class _NarrowedRotary:
-    """The rotary arguments of a step's first tokens, which most layers share."""
+    """Caches rotary arguments without the padding. Most layers of a step share the same ones."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens

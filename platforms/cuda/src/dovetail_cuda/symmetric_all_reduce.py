@@ -1,7 +1,8 @@
 """All-reduce of small tensors through torch's symmetric memory, which all devices can read.
 
-This module implements `dovetail_torch.distributed.small_sums.SmallSums`. It needs devices that can
-access each other's memory (NVLink, or PCIe with peer access). It has not been run on a device.
+This module implements `dovetail_torch.distributed.small_all_reduce.SmallAllReduce`. It needs
+devices that can access each other's memory (NVLink, or PCIe with peer access). It has not been run
+on a device.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail_torch.distributed.small_sums import MAX_BYTES
+from dovetail_torch.distributed.small_all_reduce import MAX_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -22,7 +23,7 @@ ONE_SHOT = "symm_mem::one_shot_all_reduce(Tensor input, str reduce_op, str group
 _groups = count()
 
 
-class SymmetricSums:
+class SymmetricAllReduce:
     """All-reduces tensors through one buffer of `MAX_BYTES` for each rank."""
 
     def __init__(self, store: Store, *, rank: int, size: int, device: torch.device) -> None:

@@ -11,7 +11,11 @@ from dovetail.errors import PeerLostError
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.accelerator.worker import AcceleratorWorker
 from dovetail_torch.distributed.process_ranks import ProcessRanks
-from dovetail_torch.distributed.small_sums import MAX_BYTES, RanksWithSmallSums, use_small_sums
+from dovetail_torch.distributed.small_all_reduce import (
+    MAX_BYTES,
+    RanksWithSmallAllReduce,
+    use_small_all_reduce,
+)
 
 HOST = torch.device("cpu")
 
@@ -54,23 +58,23 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_only_small_tensors_of_floats_use_small_sums(name):
+def test_only_small_tensors_of_floats_use_the_small_all_reduce(name):
     x, is_small = TENSORS[name]
 
     def work(ranks):
-        sums = OverGloo(ranks)
-        fast = use_small_sums(ranks, sums, "", HOST)
+        fast = OverGloo(ranks)
+        used = use_small_all_reduce(ranks, fast, "", HOST)
         scaled = x * (ranks.rank + 1)
-        return fast.all_reduce(scaled), sums.num_calls
+        return used.all_reduce(scaled), fast.num_calls
 
     for total, num_calls in on_two_ranks(work):
         assert torch.equal(total, x * 3) and num_calls == is_small
 
 
-def test_all_ranks_use_the_process_group_if_one_rank_cannot_use_small_sums(caplog):
+def test_if_one_rank_cannot_use_the_small_all_reduce_all_ranks_use_the_process_group(caplog):
     def work(ranks):
-        sums = OverGloo(ranks) if ranks.rank else None
-        used = use_small_sums(ranks, sums, "" if ranks.rank else "no peer access", HOST)
+        fast = OverGloo(ranks) if ranks.rank else None
+        used = use_small_all_reduce(ranks, fast, "" if ranks.rank else "no peer access", HOST)
         return type(used), used.all_reduce(torch.ones(4)).tolist()
 
     caplog.set_level(logging.WARNING)
@@ -79,35 +83,35 @@ def test_all_ranks_use_the_process_group_if_one_rank_cannot_use_small_sums(caplo
     assert "no peer access" in caplog.text and "another rank cannot use it" in caplog.text
 
 
-def test_an_error_in_a_small_sum_is_reported_as_a_lost_rank():
+def test_an_error_in_the_small_all_reduce_is_reported_as_a_lost_rank():
     class Broken:
         def all_reduce(self, x):
             raise RuntimeError("the signal timed out")
 
     def work(ranks):
-        fast = RanksWithSmallSums(ranks, Broken())
+        fast = RanksWithSmallAllReduce(ranks, Broken())
         with pytest.raises(PeerLostError, match="the signal timed out"):
             fast.all_reduce(torch.ones(4))
 
     on_two_ranks(work)
 
 
-@pytest.mark.parametrize("has_sums", [True, False])
-def test_a_worker_uses_the_small_sums_of_its_runtime(has_sums, caplog):
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_a_worker_uses_the_small_all_reduce_of_its_runtime(is_supported, caplog):
     def work(ranks):
         class Runtime(AcceleratorRuntime):
-            def small_sums(self, device):
-                return OverGloo(ranks) if has_sums else super().small_sums(device)
+            def small_all_reduce(self, device):
+                return OverGloo(ranks) if is_supported else super().small_all_reduce(device)
 
         worker = AcceleratorWorker.__new__(AcceleratorWorker)
         worker._runtime, worker._ranks, worker._device = Runtime("cpu"), ranks, HOST
-        return type(worker._with_small_sums())
+        return type(worker._with_small_all_reduce())
 
-    expected = RanksWithSmallSums if has_sums else ProcessRanks
+    expected = RanksWithSmallAllReduce if is_supported else ProcessRanks
     assert on_two_ranks(work) == [expected] * 2
-    assert ("the platform of 'cpu' does not provide it" in caplog.text) != has_sums
+    assert ("the platform of 'cpu' does not provide it" in caplog.text) != is_supported
 
 
-def test_a_platform_without_small_sums_states_the_reason():
+def test_a_platform_without_a_small_all_reduce_states_the_reason():
     with pytest.raises(RuntimeError, match="the platform of 'cpu' does not provide it"):
-        AcceleratorRuntime("cpu").small_sums(HOST)
+        AcceleratorRuntime("cpu").small_all_reduce(HOST)

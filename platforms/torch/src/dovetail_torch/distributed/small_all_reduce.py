@@ -19,26 +19,26 @@ from dovetail_torch.distributed.process_ranks import ProcessRanks
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 512 << 10
-"""For larger tensors the process group is faster, because it sums them in parts."""
+"""For larger tensors the process group is faster, because it reduces them in parts."""
 _MULTIPLE = 16
 """Sizes that the kernels support are multiples of this number of bytes."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class SmallSums(Protocol):
+class SmallAllReduce(Protocol):
     """All-reduces tensors of at most `MAX_BYTES` over the ranks of one group."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum, a new contiguous tensor. All ranks call it in the same order."""
 
 
-class RanksWithSmallSums(ProcessRanks):
+class RanksWithSmallAllReduce(ProcessRanks):
     """A rank that all-reduces small tensors without the process group."""
 
-    def __init__(self, ranks: ProcessRanks, sums: SmallSums) -> None:
-        """ranks: the rank that handles all other calls. sums: the all-reduce for small tensors."""
+    def __init__(self, ranks: ProcessRanks, fast: SmallAllReduce) -> None:
+        """ranks: the rank that handles all other calls. fast: the all-reduce for small tensors."""
         super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, monitor=ranks.monitor)
-        self._sums = sums
+        self._fast = fast
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in the memory of `x` or in new memory."""
@@ -46,21 +46,21 @@ class RanksWithSmallSums(ProcessRanks):
         if x.nbytes > MAX_BYTES or x.nbytes % _MULTIPLE or not x.numel() or x.dtype not in _DTYPES:
             return super().all_reduce(x)
         with self.reporting_loss():
-            return self._sums.all_reduce(x.contiguous())
+            return self._fast.all_reduce(x.contiguous())
 
 
-def use_small_sums(
-    ranks: RankGroup, sums: SmallSums | None, reason: str, device: torch.device
+def use_small_all_reduce(
+    ranks: RankGroup, fast: SmallAllReduce | None, reason: str, device: torch.device
 ) -> RankGroup:
-    """Return `ranks` with `sums` if every rank has them. Otherwise return `ranks` and warn.
+    """Return `ranks` with `fast` if every rank has it. Otherwise return `ranks` and warn.
 
-    sums: None if they cannot be used. reason: why, or "". Called on all ranks.
+    fast: None if it cannot be used. reason: why, or "". Called on all ranks.
     """
     assert isinstance(ranks, ProcessRanks), "the platform's runtime joins process groups"
-    able = torch.tensor([float(sums is not None)], device=device)
-    if sums is not None and float(ranks.all_reduce(able)) == ranks.size:
-        return RanksWithSmallSums(ranks, sums)
-    if sums is None:
+    able = torch.tensor([float(fast is not None)], device=device)
+    if fast is not None and float(ranks.all_reduce(able)) == ranks.size:
+        return RanksWithSmallAllReduce(ranks, fast)
+    if fast is None:
         ranks.all_reduce(able)
     logger.warning(
         "custom_all_reduce=True is ignored: every all-reduce uses the process group (%s).",
