@@ -1,4 +1,4 @@
-"""Fields of config.json of Mamba 2 and Qwen3-Next: layers, defaults, and errors with the field."""
+"""Fields of config.json of models with states: layers, defaults, and errors with the field."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import RecurrentGemmaConfig, RecurrentGemmaModel
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.model import ModelContext, OneRank
-from dovetail_models.decoder import GatedMLP, SparseMLP
+from dovetail_models.decoder import GatedMLP, SelfAttention, SparseMLP
+from dovetail_models.decoder.gated_recurrence import RecurrentBranch
 from dovetail_models.families.mamba2 import Mamba2ForCausalLM
 from dovetail_models.families.qwen3_next import (
     GatedDeltaNet,
     GatedSelfAttention,
     Qwen3NextForCausalLM,
 )
+from dovetail_models.families.recurrent_gemma import RecurrentGemmaForCausalLM
 from dovetail_torch.layers import TorchLinearMethod, TorchOps
 
 MAMBA2 = {
@@ -43,7 +46,19 @@ NEXT = {
     "linear_key_head_dim": 10,
     "linear_value_head_dim": 12,
 }
-MODELS = {"mamba2": (Mamba2ForCausalLM, MAMBA2), "next": (Qwen3NextForCausalLM, NEXT)}
+GRIFFIN = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 18,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+}
+MODELS = {
+    "mamba2": (Mamba2ForCausalLM, MAMBA2),
+    "next": (Qwen3NextForCausalLM, NEXT),
+    "griffin": (RecurrentGemmaForCausalLM, GRIFFIN),
+}
 
 
 def make_model(kind: str, ranks: OneRank | None = None, **changes: object) -> nn.Module:
@@ -87,6 +102,26 @@ def make_model(kind: str, ranks: OneRank | None = None, **changes: object) -> nn
         ("next", {"linear_value_head_dim": 0}, ("linear_value_head_dim is 0",)),
         ("next", {"linear_conv_kernel_dim": 1}, ("linear_conv_kernel_dim is 1", "from 2")),
         ("next", {"num_experts_per_tok": 5}, ("num_experts_per_tok is 5", "4 experts")),
+        ("griffin", {"vocab_size": None}, ("vocab_size is absent",)),
+        ("griffin", {"hidden_size": None}, ("hidden_size is absent",)),
+        ("griffin", {"num_attention_heads": None}, ("num_attention_heads is absent",)),
+        ("griffin", {"num_hidden_layers": 10**6}, ("num_hidden_layers is 1000000",)),
+        ("griffin", {"num_key_value_heads": 3}, ("num_key_value_heads 3",)),
+        ("griffin", {"intermediate_size": 1}, ("intermediate_size is 1", "from 2")),
+        ("griffin", {"lru_width": 26}, ("lru_width 26", "num_attention_heads 4")),
+        ("griffin", {"lru_width": 0}, ("lru_width is 0",)),
+        ("griffin", {"lru_width": 2**20}, ("lru_width / num_attention_heads is 262144", "at most")),
+        ("griffin", {"conv1d_width": 1}, ("conv1d_width is 1", "from 2")),
+        ("griffin", {"conv1d_width": 65}, ("conv1d_width is 65", "at most 64")),
+        ("griffin", {"attention_window_size": 0}, ("attention_window_size is 0",)),
+        ("griffin", {"logits_soft_cap": 0}, ("logits_soft_cap is 0",)),
+        ("griffin", {"logits_soft_cap": math.nan}, ("logits_soft_cap is nan",)),
+        ("griffin", {"hidden_activation": "silu"}, ("hidden_activation", "'silu'")),
+        ("griffin", {"attention_bias": "no"}, ("attention_bias is 'no'",)),
+        ("griffin", {"block_types": []}, ("block_types is []", "recurrent or attention")),
+        ("griffin", {"block_types": "recurrent"}, ("block_types is 'recurrent'", "list")),
+        ("griffin", {"block_types": ["recurrent", "ssm"]}, ("block_types", "'ssm'")),
+        ("griffin", {"block_types": ["recurrent"] * 10_001}, ("block_types has 10001", "at most")),
     ],
 )
 def test_the_error_for_an_invalid_config_value_names_its_field(kind, changes, words):
@@ -130,10 +165,47 @@ def test_each_rank_has_states_for_its_heads_only():
     assert [tensor.shape for tensor in one.attn.tensors] == [(3, 16 + 2 * 10), (2, 10, 8)]
     net = make_model("next", OneRank(size=2)).model.layers[0].self_attn
     assert [tensor.shape for tensor in net.attn.tensors] == [(3, 2 * 10 + 36), (3, 10, 12)]
+    griffin = make_model("griffin", OneRank(size=2), lru_width=40, intermediate_size=16)
+    branch = griffin.model.layers[0].self_attn
+    assert [tensor.shape for tensor in branch.attn.tensors] == [(3, 20), (20,)]
+
+
+def test_the_block_types_of_griffin_are_repeated():
+    def kinds(**changes):
+        layers = make_model("griffin", **changes).model.layers
+        return [type(layer.self_attn) for layer in layers]
+
+    recurrent, attention = RecurrentBranch, SelfAttention
+    assert kinds() == [recurrent, recurrent, attention, recurrent, recurrent]
+    pattern = ["attention", "recurrent"]
+    assert kinds(block_types=pattern) == [attention, recurrent, attention, recurrent, attention]
+    assert kinds(block_types=pattern * 9) == kinds(block_types=pattern)
+
+
+def test_the_defaults_of_griffin_are_those_of_transformers():
+    config = RecurrentGemmaConfig(**GRIFFIN)
+    model = make_model("griffin")
+    branch, attention = (model.model.layers[index].self_attn for index in (0, 2))
+    rope = model.read_shape(GRIFFIN).ropes[2]
+    assert attention.attn.sliding_window == config.attention_window_size
+    assert rope.rotary_dim == 8 * config.rope_parameters["partial_rotary_factor"]
+    assert branch.conv_1d.width == config.conv1d_width
+    assert branch.o_proj.shape.in_features == config.lru_width
+    assert model.logit_cap == config.logits_soft_cap
+    # The scale is rounded to bfloat16: the root of 32 is 5.657.
+    assert model.model.embedding_scale == RecurrentGemmaModel(config).normalizer.item() == 5.65625
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.model.layers[0].mlp.down_proj.shape.in_features == 9
+    assert model.read_shape(GRIFFIN | {"intermediate_size": 19}).intermediate_size == 9
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("mamba2", "the 2 groups of heads of"), ("next", "the 2 heads of")]
+    ("kind", "words"),
+    [
+        ("mamba2", "the 2 groups of heads of"),
+        ("next", "the 2 heads of"),
+        ("griffin", "the 4 heads of"),
+    ],
 )
 def test_heads_that_cannot_be_divided_among_ranks_are_rejected(kind, words):
     with pytest.raises(ConfigError, match=words):

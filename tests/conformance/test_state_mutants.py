@@ -9,10 +9,16 @@ from torch.nn import functional
 
 from dovetail_devkit.case import run_all
 from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.recurrence import recurrence_cases
 from dovetail_devkit.ops.states import state_cases
 from dovetail_torch.layers import TorchOps
 
 HOST = torch.device("cpu")
+
+
+def cases_of(ops_cls, dtype):
+    for make in (state_cases, recurrence_cases):
+        yield from make(ops_cls, HOST, dtypes=[dtype])
 
 
 class ReadsNoState(FakeOps):
@@ -115,6 +121,50 @@ class ConvolvesAcrossRequests(FakeOps):
         return y_TC
 
 
+class ActivatesThePlainConvolution(FakeOps):
+    """A convolution without activation that has the activation."""
+
+    def plain_causal_conv(self, x_TC, weight_CW, bias_C, states_BWC, parts):
+        return self.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+
+
+class RecursFromTheStateOfNewRequests(FakeOps):
+    """A recurrence that begins new requests with the state in their first block."""
+
+    def gated_recurrence(self, inputs, states_BC, parts):
+        reads_N = torch.where(parts.reads_N < 0, parts.writes_N, parts.reads_N)
+        return super().gated_recurrence(inputs, states_BC, replace(parts, reads_N=reads_N))
+
+
+class ScalesTheFirstToken(FakeOps):
+    """A recurrence that treats a new request like one with a state of zeros."""
+
+    def gated_recurrence(self, inputs, states_BC, parts):
+        states_BC[0] = 0
+        reads_N = parts.reads_N.clamp(min=0)
+        out_TC = super().gated_recurrence(inputs, states_BC, replace(parts, reads_N=reads_N))
+        states_BC[0] = torch.nan
+        return out_TC
+
+
+class OmitsABias(FakeOps):
+    """A recurrence whose gate of the decay has no bias."""
+
+    def gated_recurrence(self, inputs, states_BC, parts):
+        changed = replace(inputs, decay_bias_C=torch.zeros_like(inputs.decay_bias_C))
+        return super().gated_recurrence(changed, states_BC, parts)
+
+
+class SavesTheStateBeforeTheLastToken(FakeOps):
+    """A recurrence whose saved states lack a token."""
+
+    def gated_recurrence(self, inputs, states_BC, parts):
+        out_TC = super().gated_recurrence(inputs, states_BC, parts)
+        last_N = torch.tensor(parts.sizes).cumsum(0) - 1
+        states_BC[parts.writes_N] = out_TC[(last_N - 1).clamp(min=0)].to(states_BC)
+        return out_TC
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -128,16 +178,21 @@ class ConvolvesAcrossRequests(FakeOps):
         AddsTheEpsilonToTheRoot,
         NormalizesBeforeTheGate,
         ConvolvesAcrossRequests,
+        ActivatesThePlainConvolution,
+        RecursFromTheStateOfNewRequests,
+        ScalesTheFirstToken,
+        OmitsABias,
+        SavesTheStateBeforeTheLastToken,
     ],
 )
 def test_a_faulty_operation_with_states_is_detected(mutant):
     with pytest.raises(AssertionError):
-        run_all(state_cases(mutant, HOST, dtypes=["float32"]))
+        run_all(cases_of(mutant, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ops_cls", [FakeOps, TorchOps])
 def test_correct_operations_with_states_pass(ops_cls, dtype):
-    cases = list(state_cases(ops_cls, HOST, dtypes=[dtype]))
-    assert len(cases) == 38
+    cases = list(cases_of(ops_cls, dtype))
+    assert len(cases) == 62
     run_all(cases)

@@ -16,12 +16,14 @@ from transformers import (
     Mamba2ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError
 from dovetail_cpu.native_library import probe_fast
-from dovetail_devkit.small_configs import COMMON, MAMBA2, QWEN3_NEXT
+from dovetail_devkit.small_configs import COMMON, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA
 from end_to_end.checkpoints import OPTIONS
 
 pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable")
@@ -133,3 +135,11 @@ def test_the_outputs_of_a_request_are_bitwise_equal_alone_and_in_every_batch(fol
 def test_batch_invariance_is_rejected_without_the_native_operations(folder, options, message):
     with pytest.raises(DovetailError, match=message):
         LLM(folder, **OWN | {"batch_invariant": True} | options)
+
+
+def test_batch_invariance_is_rejected_for_recurrences_that_torch_computes(tmp_path):
+    model = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**RECURRENT_GEMMA))
+    folder = write(model, tmp_path)
+    message = "states and the ops NativeOps, .* for gated_recurrence, plain_causal_conv"
+    with pytest.raises(DovetailError, match=message):
+        LLM(folder, **OWN | {"batch_invariant": True})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from transformers import (
@@ -10,13 +12,16 @@ from transformers import (
     Mamba2ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from dovetail import LLM
 from dovetail.errors import DovetailError
-from dovetail_devkit.small_configs import MAMBA2, QWEN3_NEXT
+from dovetail_devkit.small_configs import MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA
 from end_to_end.checkpoints import OPTIONS
 from end_to_end.quantized_checkpoints import GREEDY
+from parity.random_weights import fill
 
 OWN = OPTIONS | {"dtype": "float32", "load_format": "auto", "skip_tokenizer_init": True}
 OWN |= {"block_size": 16, "max_model_len": 600}
@@ -24,13 +29,16 @@ LONG = [(7 * i) % 300 for i in range(300)]
 PROMPTS = [LONG[:5], LONG[:70], LONG, LONG[3:4]]
 
 
-@pytest.fixture(scope="module", params=["mamba2", "qwen3_next"])
+@pytest.fixture(scope="module", params=["mamba2", "qwen3_next", "recurrent_gemma"])
 def folder(request, tmp_path_factory):
-    torch.manual_seed(1)
     model = {
         "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)),
         "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)),
-    }[request.param]()
+        "recurrent_gemma": lambda: RecurrentGemmaForCausalLM(
+            RecurrentGemmaConfig(**RECURRENT_GEMMA)
+        ),
+    }[request.param]().eval()
+    fill(model, torch.Generator().manual_seed(1))
     path = tmp_path_factory.mktemp("states")
     model.save_pretrained(path)
     return path
@@ -109,8 +117,9 @@ def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
         outputs = llm.embed(PROMPTS, use_tqdm=False)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         with torch.no_grad():
-            hidden_D = model(torch.tensor([prompt])).last_hidden_state[0, -1]
-        expected_D = hidden_D / hidden_D.norm()
+            # With a cache, transformers needs equal lru_width and hidden_size.
+            hidden_TD = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+        expected_D = hidden_TD[-1] / hidden_TD[-1].norm()
         assert output.outputs.embedding == pytest.approx(expected_D.tolist(), abs=1e-5)
 
 
@@ -122,7 +131,8 @@ def test_prefixes_that_end_near_a_block_boundary_are_continued_in_a_full_cache(f
     with LLM(folder, **OWN | {"enable_prefix_caching": False}) as llm:
         expected = [tokens_of(llm, [prompt])[0] for prompt in prompts]
     # Room for one of the longest requests and little more.
-    num_blocks = 4 if "mamba2" in (folder / "config.json").read_text("utf-8") else 48
+    kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
+    num_blocks = {"mamba2": 4, "qwen3_next": 48, "recurrent_gemma": 20}[kind]
     full = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": num_blocks}
     with LLM(folder, **OWN | full | {"max_num_batched_tokens": 100}) as llm:
         engine = llm.llm_engine

@@ -26,6 +26,8 @@ def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
             noise = parameter + 0.2 * noise
         elif name.endswith((".A_log", ".D")):
             noise = {"g": -2.0, "D": 1.0}[name[-1]] + 0.3 * noise  # states that decay slowly
+        elif name.endswith("recurrent_param"):
+            noise = noise - 6.0  # states that decay slowly
         elif name.endswith("bias") or parameter.ndim == 1:
             noise *= 0.3
         else:

@@ -23,6 +23,7 @@ _NEXT = {
     "linear_value_head_dim": 14,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_RECURRENT = {"intermediate_size": 148, "attention_window_size": 37, "logits_soft_cap": 5.0}
 STATE_FAMILIES: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
     "mamba2": (
         ("Mamba2", *_NO_ATTENTION),
@@ -51,6 +52,21 @@ STATE_FAMILIES: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
             "linear_num_key_heads": 4,
             "attention_bias": True,
             "norm_topk_prob": False,
+        },
+    ),
+    "recurrent_gemma": (("RecurrentGemma",), _RECURRENT | {"lru_width": 52}),
+    "recurrent_gemma, one kv head": (
+        ("RecurrentGemma",),
+        _RECURRENT
+        | {
+            "hidden_size": 72,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "conv1d_width": 3,
+            "block_types": ["attention", "recurrent"],
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e3},
+            "tie_word_embeddings": False,
         },
     ),
 }

@@ -3,10 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model import StateTensor
+from dovetail.interfaces.ops import RECURRENCE_OPERATIONS, Ops, overridden_operations
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_torch.batch_invariance import BatchInvariance
+from dovetail_torch.layers import StateLayer
 
 
 class EqualOps(FakeOps):
@@ -24,6 +28,22 @@ def test_a_provider_may_exclude_operations_from_its_guarantee():
     message = "states and the ops DependentOps, which do not guarantee it for linear_attention"
     with pytest.raises(ConfigError, match=message):
         required.add_states(DependentOps, ranks)
+
+
+def test_a_layer_with_states_may_name_other_operations_that_the_provider_must_guarantee():
+    class NoRecurrence(Ops):
+        batch_invariant = EqualOps.batch_invariant
+
+    for name in overridden_operations(EqualOps) - {"gated_recurrence"}:
+        setattr(NoRecurrence, name, getattr(EqualOps, name))
+    required, ranks = BatchInvariance("float32", required=True), SimpleNamespace(size=1)
+    state = StateTensor((3,), torch.float32, torch.device("cpu"))
+    required.add_states(NoRecurrence, ranks, [StateLayer(0, [state])])
+    layer = StateLayer(0, [state], RECURRENCE_OPERATIONS)
+    required.add_states(EqualOps, ranks, [layer])
+    message = "the ops NoRecurrence, which do not guarantee it for gated_recurrence"
+    with pytest.raises(ConfigError, match=message):
+        required.add_states(NoRecurrence, ranks, [layer])
 
 
 def test_a_warning_names_the_part_of_the_model(caplog):

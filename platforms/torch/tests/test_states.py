@@ -17,10 +17,11 @@ from dovetail.interfaces import (
     StateSpec,
     StateTensor,
 )
-from dovetail.interfaces.ops import LinearAttentionInputs
+from dovetail.interfaces.ops import GatedRecurrenceInputs, LinearAttentionInputs
 from dovetail.kv_cache.grouping import group_layers
 from dovetail_attn_torch.backend import TorchAttentionBackend
 from dovetail_devkit.model.dense_attention import DenseAttention
+from dovetail_devkit.ops.recurrence import recur_gated
 from dovetail_devkit.ops.states import recur
 from dovetail_torch.attention.state_parts import StatePartsBuilder, divide_tokens
 from dovetail_torch.attention_table import CurrentAttention, NoAttention
@@ -34,6 +35,7 @@ from dovetail_torch.layers import (
     TorchOps,
     cache_layers,
 )
+from dovetail_torch.layers.recurrence import gated_recurrence
 from dovetail_torch.layers.state_ops import linear_attention
 from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
 from dovetail_torch.runner.step_limits import StepLimits
@@ -207,6 +209,32 @@ def test_decays_after_a_strong_decay_are_precise():
     assert torch.allclose(actual, expected, rtol=3e-6, atol=0)
 
 
+def test_a_long_recurrence_is_precise_and_a_nan_stays_in_its_request():
+    """The number of tokens of the second request is not a multiple of the size of a chunk."""
+    torch.manual_seed(0)
+    counts, num_channels = (3, 300, 1), 5
+    values = torch.randn(3, sum(counts), num_channels)
+    inputs = GatedRecurrenceInputs(
+        x_TC=values[0],
+        input_gates_TC=values[1],
+        decay_gates_TC=8 * values[2],
+        input_bias_C=torch.zeros(num_channels),
+        decay_bias_C=torch.zeros(num_channels),
+        rates_C=torch.tensor([-1e-7, -1e-3, -0.1, -20.0, -1e4]),
+    )
+    parts = divide_tokens(batch_of([(0, count) for count in counts], 80), 1000)
+    parts = replace(parts, writes_N=torch.arange(3))
+    expected, actual = (torch.zeros(3, num_channels) for _ in range(2))
+    wanted = recur_gated(inputs, expected, parts)
+    # For the slowest decay, 1 - a² in float32 would not have a single correct digit.
+    result = gated_recurrence(inputs, actual, parts)
+    assert torch.allclose(result.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    inputs.x_TC[1] = torch.nan
+    result = gated_recurrence(inputs, actual, parts)
+    assert result.isnan().any(-1).tolist() == [False, True, True, *[False] * 301]
+
+
 def test_the_cache_spec_of_a_state_has_its_size_and_snapshots():
     layers = {"state": StateLayer(0, TENSORS)}
     specs = kv_cache_specs(None, layers, block_size=BLOCK_SIZE, limits=LIMITS)
@@ -261,21 +289,24 @@ def test_each_rank_loads_its_part_of_each_group_of_channels():
         table.assignments[name].fill(whole + 1000 * ("b." in name))
     assert conv.bias.tolist() == [4, 5, 6, 7, 1000, 1001, 1002]
     assert conv.weight[:, 0, 0].tolist() == [16, 20, 24, 28, 1000, 1004, 1008]
-    one = CausalConv(context(), {"all": undivided(3)}, 2, bias=False)
+    one = CausalConv(context(), {"all": Shard(start=2, size=2, whole=4)}, 2, bias=False)
     table = build_weight_table(nn.ModuleDict({"conv1d": one}))
     assert list(table.assignments) == ["conv1d.weight"]
+    table.assignments["conv1d.weight"].fill(torch.arange(8.0).view(4, 1, 2))
+    assert one.weight.flatten().tolist() == [4, 5, 6, 7]
 
 
-def test_a_convolution_continues_with_the_last_inputs_of_its_state():
+@pytest.mark.parametrize("activated", [True, False])
+def test_a_convolution_continues_with_the_last_inputs_of_its_state(activated):
     torch.manual_seed(0)
-    conv = CausalConv(context(), {"all": undivided(6)}, 4, bias=True)
+    conv = CausalConv(context(), {"all": undivided(6)}, 4, bias=True, activated=activated)
     for parameter in conv.parameters():
         parameter.copy_(torch.randn(parameter.shape))
     x_TC = torch.randn(11, 6)
     padded = torch.nn.functional.pad(x_TC.T, (3, 0))
-    expected = torch.nn.functional.silu(
-        torch.nn.functional.conv1d(padded, conv.weight, conv.bias, groups=6)
-    ).T
+    expected = torch.nn.functional.conv1d(padded, conv.weight, conv.bias, groups=6).T
+    if activated:
+        expected = torch.nn.functional.silu(expected)
     attention, layer = DenseAttention(), StateLayer(0, (conv.state,))
     done = []
     for start, count in ((0, 1), (1, 2), (3, 7), (10, 1)):

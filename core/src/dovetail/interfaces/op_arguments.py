@@ -1,9 +1,9 @@
 """The arguments of the operations of an op provider: plain data with tensors.
 
 Dimensions: T tokens, D features of the last dimension, H heads; of logits: R rows, V vocabulary; of
-experts: E experts, G gate and up features, I = G / 2; of states: N parts, G groups of heads, K and
-V features of a key and of a value; of latent attention: L latent features, N features of a key
-without position.
+experts: E experts, G gate and up features, I = G / 2; of states: N parts, C channels, G groups of
+heads, K and V features of a key and of a value; of latent attention: L latent features, N features
+of a key without position.
 """
 
 from __future__ import annotations
@@ -175,6 +175,23 @@ class LinearAttentionInputs:
     beta_TH: torch.Tensor | None = None
     skip_H: torch.Tensor | None = None
     key_eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedRecurrenceInputs:
+    """The inputs of `Ops.gated_recurrence`.
+
+    x_TC: values. input_gates_TC, decay_gates_TC: logits of the gates of a value and of the decay.
+    input_bias_C, decay_bias_C: float32; added to these logits. rates_C: float32, at most 0; the
+    logarithm of the state's decay factor if the gate is 1.
+    """
+
+    x_TC: torch.Tensor
+    input_gates_TC: torch.Tensor
+    decay_gates_TC: torch.Tensor
+    input_bias_C: torch.Tensor
+    decay_bias_C: torch.Tensor
+    rates_C: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from dovetail.interfaces.op_arguments import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     RouterWeights,
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LATENT_OPERATIONS",
     "MIXED_OPERATIONS",
+    "RECURRENCE_OPERATIONS",
     "ROUNDED",
     "STATE_OPERATIONS",
     "DrawColumns",
     "ExpertRouting",
     "ExpertWeights",
+    "GatedRecurrenceInputs",
     "LatentWeights",
     "LinearAttentionInputs",
     "Ops",
@@ -77,7 +80,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.10"
+    CONTRACT_VERSION: ClassVar[str] = "0.11"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     dtypes: ClassVar[frozenset[str]] = frozenset()
@@ -288,6 +291,18 @@ class Ops:
         raise NotImplementedError
 
     @operation
+    def plain_causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return the result of `causal_conv` without the SiLU, [T, C]."""
+        raise NotImplementedError
+
+    @operation
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
@@ -299,6 +314,21 @@ class Ops:
         states_BHKV: float32, updated in place. Blocks may be strided. Computed in float32. Do not
         wait for the device.
         Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
+        """
+        raise NotImplementedError
+
+    @operation
+    def gated_recurrence(
+        self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the states after each token of a gated linear recurrence, a new tensor [T, C].
+
+        For each token and channel, with a = exp(rate · sigmoid(decay logit + bias)):
+        state ← a · state + sqrt(1 - a²) · sigmoid(input logit + bias) · x. The first token of a
+        request that begins with zeros has the factor 1 instead of sqrt(1 - a²).
+        states_BC: float32, updated in place. Blocks may be strided. Computed in float32. Do not
+        wait for the device.
+        Source: De et al. 2024, arXiv:2402.19427 (RG-LRU).
         """
         raise NotImplementedError
 
@@ -358,6 +388,8 @@ ROUNDED = frozenset(
 
 STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
 """Operations of models with states. In torch, they may not be batch-invariant."""
+RECURRENCE_OPERATIONS = frozenset({"plain_causal_conv", "gated_recurrence", "head_linear"})
+"""Operations of layers with gated recurrences. In torch, they may not be batch-invariant."""
 LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
 """Operations of latent attention. In torch, they may not be batch-invariant."""
 MIXED_OPERATIONS = frozenset(

@@ -19,7 +19,8 @@ from dovetail.interfaces.ops import (
     overridden_operations,
 )
 from dovetail.plugins.contracts.declared import promises_equal_bits
-from dovetail_torch.layers.attention import Attention
+from dovetail_torch.layers.attention import Attention, CacheLayer
+from dovetail_torch.layers.state import StateLayer
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,18 @@ class BatchInvariance:
             operations = LATENT_OPERATIONS | MIXED_OPERATIONS
             self._add_operations("multi-head latent attention", ops, operations)
 
-    def add_states(self, ops: type[Ops], ranks: RankGroup) -> None:
+    def add_states(
+        self, ops: type[Ops], ranks: RankGroup, layers: Iterable[CacheLayer] = ()
+    ) -> None:
         """Record whether the operations with states depend on the batch.
 
+        layers: the model's layers; those with states name their other operations.
         Raise ConfigError if the guarantee is required, but torch computes an operation instead of
         `ops`, or several ranks share the model: torch may all-reduce the squares of their norms.
         """
-        self._add_operations("states", ops, STATE_OPERATIONS | MIXED_OPERATIONS)
+        states = [layer for layer in layers if isinstance(layer, StateLayer)]
+        others = {name for layer in states for name in layer.operations}
+        self._add_operations("states", ops, STATE_OPERATIONS | MIXED_OPERATIONS | others)
         if ranks.size == 1:
             return
         if self._required:

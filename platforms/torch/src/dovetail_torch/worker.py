@@ -170,7 +170,7 @@ class TorchWorker(WorkerBase):
         ops_cls = type(self._ops.provider)
         self._invariance.add_attention(self._backend, self._attention_layers.values(), ops_cls)
         if self._has_states:
-            self._invariance.add_states(ops_cls, self._ranks)
+            self._invariance.add_states(ops_cls, self._ranks, self._layers.values())
         num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))

@@ -24,6 +24,16 @@ QWEN3_NEXT = COMMON | {
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
 }
+RECURRENT_GEMMA = COMMON | {
+    "num_hidden_layers": 3,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "lru_width": 96,
+    "attention_window_size": 48,
+    "block_types": ["recurrent", "attention"],
+    "tie_word_embeddings": False,
+}
 DEEPSEEK_V3 = COMMON | {
     "intermediate_size": 96,
     "num_attention_heads": 4,

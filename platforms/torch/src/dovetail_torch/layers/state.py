@@ -7,7 +7,7 @@ Dimensions: T tokens, C channels of the rank, W kernel size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -23,10 +23,13 @@ class StateLayer(nn.Module):
     """A layer with a state.
 
     index: index of the layer among the attention layers and layers with states, from 0 in the order
-    of creation; set by the model. tensors: the tensors of a state, for this rank.
+    of creation; set by the model. tensors: the tensors of a state, for this rank. operations: names
+    of operations of the layer other than `STATE_OPERATIONS` and `MIXED_OPERATIONS`.
     """
 
-    def __init__(self, index: int, tensors: Sequence[StateTensor]) -> None:
+    def __init__(
+        self, index: int, tensors: Sequence[StateTensor], operations: Collection[str] = ()
+    ) -> None:
         """Create the layer. Raise ContractError for a state without tensors, or an empty tensor."""
         super().__init__()
         if not tensors or any(size < 1 for tensor in tensors for size in tensor.shape):
@@ -35,7 +38,7 @@ class StateLayer(nn.Module):
                 "use at least one tensor, and no empty tensor"
             )
         self.index = index
-        self.tensors = tuple(tensors)
+        self.tensors, self.operations = tuple(tensors), frozenset(operations)
 
     @property
     def num_bytes(self) -> int:
@@ -56,18 +59,25 @@ class StateLayer(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """A convolution of each channel with its last W inputs, followed by SiLU.
+    """A convolution of each channel with its last W inputs.
 
-    weight: [C, 1, W]; bias: [C] or None.
+    weight: [C, 1, W]; bias: [C] or None. activated: whether SiLU follows.
     parts: this rank's part of each group of channels that a checkpoint or a mapping names, in
     order. With several parts, the checkpoint's name of a part's weight is "part.weight".
     """
 
     def __init__(
-        self, context: ModelContext, parts: Mapping[str, Shard], width: int, *, bias: bool
+        self,
+        context: ModelContext,
+        parts: Mapping[str, Shard],
+        width: int,
+        *,
+        bias: bool,
+        activated: bool = True,
     ) -> None:
         super().__init__()
-        self.parts, self.width, self.ops = dict(parts), width, context.ops
+        self.parts, self.width, self.activated = dict(parts), width, activated
+        self.ops = context.ops
         num_channels = sum(shard.size for shard in parts.values())
         factory_kwargs = {"dtype": context.dtype, "device": context.device}
         weight = torch.empty(num_channels, 1, width, **factory_kwargs)
@@ -79,8 +89,9 @@ class CausalConv(nn.Module):
     def forward(
         self, x_TC: torch.Tensor, states_BWC: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
-        """Return the activated convolution, [T, C], and update the states."""
-        return self.ops.causal_conv(x_TC, self.weight[:, 0], self.bias, states_BWC, parts)
+        """Return the convolution, [T, C], activated or not, and update the states."""
+        compute = self.ops.causal_conv if self.activated else self.ops.plain_causal_conv
+        return compute(x_TC, self.weight[:, 0], self.bias, states_BWC, parts)
 
     def split(self, x_TC: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Split the channels of `x_TC` into the parts. The results are views."""

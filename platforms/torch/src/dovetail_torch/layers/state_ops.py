@@ -31,8 +31,20 @@ def causal_conv(
     parts: StateParts,
 ) -> torch.Tensor:
     """Return silu(convolution + bias), a new tensor [T, C], and update the states."""
+    total_TC = plain_causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+    return functional.silu(total_TC).to(x_TC.dtype)
+
+
+def plain_causal_conv(
+    x_TC: torch.Tensor,
+    weight_CW: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    states_BWC: torch.Tensor,
+    parts: StateParts,
+) -> torch.Tensor:
+    """Return convolution + bias, a new float32 tensor [T, C], and update the states."""
     kept = weight_CW.shape[1] - 1
-    firsts, counts = _requests(parts)
+    firsts, counts = request_sizes(parts)
     before = read_states(states_BWC, parts.reads_N, firsts[:-1].tolist())
     rows = torch.cat((x_TC, before.flatten(0, 1)))
     starts = np.cumsum(counts) - counts
@@ -55,7 +67,7 @@ def causal_conv(
     lags = np.arange(kept - 1, -1, -1)
     saved = inputs_before(last_N.repeat(kept), np.tile(lags, len(last_N)))
     states_BWC.index_copy_(0, parts.writes_N, saved.unflatten(0, (-1, kept)))
-    return functional.silu(total).to(x_TC.dtype)
+    return total
 
 
 def linear_attention(
@@ -66,7 +78,7 @@ def linear_attention(
     Requests with one token are computed together; longer parts in chunks, in sequence.
     """
     wide = _recurrence(inputs)
-    firsts, _ = _requests(parts)
+    firsts, _ = request_sizes(parts)
     ends = [0, *np.cumsum(parts.sizes).tolist()]
     out_THV = torch.empty_like(wide.u_THV)
     single = [
@@ -75,8 +87,8 @@ def linear_attention(
         if last - first == 1 and parts.sizes[first] == 1
     ]
     if single:
-        index = _on(np.asarray(single), out_THV)
-        tokens = _on(np.asarray([ends[part] for part in single]), out_THV)
+        index = on_device(np.asarray(single), out_THV)
+        tokens = on_device(np.asarray([ends[part] for part in single]), out_THV)
         state_NHKV = read_states(states_BHKV, parts.reads_N, single)
         # The indices are ascending and unique: if none is missing, a copy is not needed.
         step = wide if len(tokens) == len(out_THV) else wide.at(tokens)
@@ -120,20 +132,21 @@ def read_states(
     """Return copies of the states before the parts `indices`; zeros for -1. [len(indices), …]."""
     own_N = reads_N
     if len(indices) != len(reads_N):
-        own_N = reads_N.index_select(0, _on(np.asarray(indices), states))
+        own_N = reads_N.index_select(0, on_device(np.asarray(indices), states))
     read = states.index_select(0, own_N.clamp(min=0))
     is_new = (own_N < 0).view(-1, *(1,) * (states.ndim - 1))
     return read.masked_fill_(is_new, 0)
 
 
-def _requests(parts: StateParts) -> tuple[Array, Array]:
+def request_sizes(parts: StateParts) -> tuple[Array, Array]:
     """Return the first part of each request [R + 1], and the tokens of each request [R]."""
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(parts.num_parts)))
     ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(parts.sizes)))
     return firsts, np.diff(ends[firsts])
 
 
-def _on(index: Array, like: torch.Tensor) -> torch.Tensor:
+def on_device(index: Array, like: torch.Tensor) -> torch.Tensor:
+    """Return the indices, int64, on the device of `like`."""
     return torch.from_numpy(index).to(like.device)
 
 

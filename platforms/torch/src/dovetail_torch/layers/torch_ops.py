@@ -14,6 +14,7 @@ from torch.nn import functional
 from dovetail.interfaces.ops import (
     ExpertRouting,
     ExpertWeights,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     Ops,
@@ -23,7 +24,13 @@ from dovetail.interfaces.ops import (
     overridden_operations,
 )
 from dovetail_torch.layers.expert_groups import apply_experts, select_experts
-from dovetail_torch.layers.state_ops import causal_conv, gated_rms_norm, linear_attention
+from dovetail_torch.layers.recurrence import gated_recurrence
+from dovetail_torch.layers.state_ops import (
+    causal_conv,
+    gated_rms_norm,
+    linear_attention,
+    plain_causal_conv,
+)
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.grammar import mask_tokens
@@ -211,11 +218,28 @@ class TorchOps(Ops):
         """Return silu(convolution + bias), a new tensor [T, C], and update the states."""
         return causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
 
+    def plain_causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return convolution + bias, a new tensor [T, C], and update the states."""
+        return plain_causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts).to(x_TC.dtype)
+
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, a new tensor, and update the states."""
         return linear_attention(inputs, states_BHKV, parts)
+
+    def gated_recurrence(
+        self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the states after each token, a new tensor [T, C], and update the states."""
+        return gated_recurrence(inputs, states_BC, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the table with these ids, a new tensor."""

@@ -341,10 +341,11 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
     if isinstance(layer, VocabParallelEmbedding):
         yield Assignment(name=name, target=tensor, shards=_divided(layer.shard))
         return
-    if isinstance(layer, CausalConv) and len(layer.parts) > 1:
+    if isinstance(layer, CausalConv):
         pieces = tensor.split([shard.size for shard in layer.parts.values()])
         for (part, shard), rows in zip(layer.parts.items(), pieces, strict=True):
-            yield Assignment(name=f"{prefix}.{part}.{leaf}", target=rows, shards=_divided(shard))
+            own = f"{prefix}.{part}.{leaf}" if len(pieces) > 1 else name
+            yield Assignment(name=own, target=rows, shards=_divided(shard))
         return
     if not isinstance(layer, ParallelLinear):
         shard = getattr(layer, "shards", {}).get(leaf)

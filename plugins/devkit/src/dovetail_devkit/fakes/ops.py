@@ -15,6 +15,7 @@ from dovetail.interfaces.ops import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     Ops,
@@ -25,6 +26,7 @@ from dovetail.interfaces.ops import (
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.ops.experts import expert_sums, select
 from dovetail_devkit.ops.latent_and_gates import exact_offset_norm
+from dovetail_devkit.ops.recurrence import recur_gated
 from dovetail_devkit.ops.states import convolve, normalize_gated, recur
 
 if TYPE_CHECKING:
@@ -125,11 +127,28 @@ class FakeOps(Ops):
         """Return the convolution of each channel, one token at a time."""
         return convolve(x_TC, weight_CW, bias_C, states_BWC, parts).to(x_TC)
 
+    def plain_causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return the convolution of each channel without its activation, one token at a time."""
+        return convolve(x_TC, weight_CW, bias_C, states_BWC, parts, activated=False).to(x_TC)
+
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, one token at a time."""
         return recur(inputs, states_BHKV, parts).to(states_BHKV)
+
+    def gated_recurrence(
+        self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the states after each token, one token at a time."""
+        return recur_gated(inputs, states_BC, parts).to(inputs.x_TC)
 
     def gated_rms_norm(
         self,

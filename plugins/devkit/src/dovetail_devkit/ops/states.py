@@ -1,7 +1,8 @@
 """The conformance cases of recurrent operations, for providers that override them.
 
-The operations are `causal_conv`, `linear_attention` and `gated_rms_norm`. The references are loops
-over tokens in float64. torch is imported within functions.
+The operations are `causal_conv`, `plain_causal_conv`, `linear_attention` and `gated_rms_norm`; the
+cases of `gated_recurrence` are in recurrence.py. The references are loops over tokens in float64.
+torch is imported within functions.
 Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
 K and V features of a key and of a value, I features of a group of a norm.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 SLACK = 4.0
 """Factor for the tolerance of outputs and states, which are sums over many tokens."""
 
-_REQUESTS = {
+REQUESTS = {
     "decodes": ((1,), (1,), (1,)),
     "one new request": ((5,),),
     "one long part": ((150,),),
@@ -78,16 +79,17 @@ def state_cases(
     dtypes = tuple(dtypes)
     overridden = overridden_operations(ops_cls)
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-        ("causal_conv", _check_conv, _CHANNELS),
+        ("causal_conv", partial(_check_conv, "causal_conv"), _CHANNELS),
+        ("plain_causal_conv", partial(_check_conv, "plain_causal_conv"), _CHANNELS),
         ("linear_attention", _check_attention, _HEADS),
     )
     for operation, check, shapes in checks:
         if operation not in overridden:
             continue
-        for shape, name, dtype in product(shapes, _REQUESTS, tuple(dtypes)):
+        for shape, name, dtype in product(shapes, REQUESTS, tuple(dtypes)):
             yield Case(
                 name=f"{operation} {shape}, {name} in {dtype}",
-                run=partial(check, ops_cls, shape, _REQUESTS[name], dtype, device),
+                run=partial(check, ops_cls, shape, REQUESTS[name], dtype, device),
             )
     if "gated_rms_norm" in overridden:
         for sizes, norm_first, dtype in product(_GROUPS, (False, True), tuple(dtypes)):
@@ -135,20 +137,25 @@ def convolve(
     bias_C: torch.Tensor | None,
     states_BWC: torch.Tensor,
     parts: StateParts,
+    *,
+    activated: bool = True,
 ) -> torch.Tensor:
-    """Return the result of `causal_conv` in float64 on the host, and update the states."""
+    """Return the result of `causal_conv` in float64 on the host, and update the states.
+
+    activated: False for `plain_causal_conv`.
+    """
     import torch
 
     weight = exact(weight_CW)
     rows = []
-    for start, end, read, write in _each(parts):
+    for start, end, read, write in each_part(parts):
         before = exact(states_BWC[read]) if read >= 0 else torch.zeros(states_BWC.shape[1:])
         inputs = torch.cat((before.double(), exact(x_TC[start:end])))
         for token in range(end - start):
             total_C = (inputs[token : token + weight.shape[1]] * weight.T).sum(0)
             if bias_C is not None:
                 total_C = total_C + exact(bias_C)
-            rows.append(total_C * total_C.sigmoid())
+            rows.append(total_C * total_C.sigmoid() if activated else total_C)
         states_BWC[write] = inputs[end - start :].to(states_BWC)
     return torch.stack(rows)
 
@@ -172,7 +179,7 @@ def recur(
     decay_TH = (exact(inputs.rates_H) * steps_TH).exp()
     beta_TH = None if inputs.beta_TH is None else exact(inputs.beta_TH).sigmoid()
     rows = []
-    for start, end, read, write in _each(parts):
+    for start, end, read, write in each_part(parts):
         shape = states_BHKV.shape[1:]
         state = exact(states_BHKV[read]) if read >= 0 else torch.zeros(shape).double()
         for t in range(start, end):
@@ -212,7 +219,7 @@ def normalize_gated(
     return y * gate if norm_first else y
 
 
-def _each(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
+def each_part(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
     """Yield the first token, the end, and the blocks that are read and written, of each part."""
     start = 0
     blocks = zip(parts.sizes, parts.reads_N.tolist(), parts.writes_N.tolist(), strict=True)
@@ -222,6 +229,7 @@ def _each(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _check_conv(
+    operation: str,
     ops_cls: type[Ops],
     channels: tuple[int, int, bool],
     requests: tuple[tuple[int, ...], ...],
@@ -240,14 +248,15 @@ def _check_conv(
     bias_C = values(num_channels, seed=3) if has_bias else None
     size = (width - 1) * num_channels
     got_states, want_states = (
-        _paged(values(num_blocks, size + 32, seed=4), size).unflatten(1, (width - 1, num_channels))
+        paged(values(num_blocks, size + 32, seed=4), size).unflatten(1, (width - 1, num_channels))
         for _ in range(2)
     )
-    want_TC = convolve(x_TC, weight_CW, bias_C, want_states, parts)
+    activated = operation == "causal_conv"
+    want_TC = convolve(x_TC, weight_CW, bias_C, want_states, parts, activated=activated)
     before = x_TC.clone()
-    got_TC = ops_cls().causal_conv(x_TC, weight_CW, bias_C, got_states, parts)
-    expect(before.equal(x_TC), "causal_conv must not change its input")
-    what = f"causal_conv {channels}"
+    got_TC = getattr(ops_cls(), operation)(x_TC, weight_CW, bias_C, got_states, parts)
+    expect(before.equal(x_TC), f"{operation} must not change its input")
+    what = f"{operation} {channels}"
     expect_close(got_TC, want_TC, dtype=dtype, what=what)
     same = got_states.nan_to_num(nan=1e4).equal(want_states.nan_to_num(nan=1e4))
     expect(same, f"{what}: the states must be the last inputs, in the blocks of the parts")
@@ -292,7 +301,7 @@ def _check_attention(
     shape = (heads.heads, heads.key_size, heads.value_size)
     size = heads.heads * heads.key_size * heads.value_size
     got_states, want_states = (
-        _paged(values(num_blocks, size + 16, seed=6, dtype="float32"), size).unflatten(1, shape)
+        paged(values(num_blocks, size + 16, seed=6, dtype="float32"), size).unflatten(1, shape)
         for _ in range(2)
     )
     want_THV = recur(inputs, want_states, parts)
@@ -301,9 +310,15 @@ def _check_attention(
     what = f"linear_attention {heads} of {dtype}"
     expect(before.equal(x_TC), f"{what} must not change its inputs")
     expect_close(got_THV, want_THV, dtype="float32", what=what, slack=SLACK)
-    # Blocks that no part writes contain NaN and must not change.
+    expect_states(got_states, want_states, parts, what)
+
+
+def expect_states(
+    got_states: torch.Tensor, want_states: torch.Tensor, parts: StateParts, what: str
+) -> None:
+    """Fail unless the written blocks are close, and the other blocks equal. Both: float32."""
     written = parts.writes_N.tolist()
-    for block in set(range(num_blocks)) - set(written):
+    for block in set(range(len(got_states))) - set(written):  # block 0 contains NaN
         same = got_states[block].nan_to_num(nan=1e4).equal(want_states[block].nan_to_num(nan=1e4))
         expect(same, f"{what}: block {block} was changed, but no part writes to it")
     want = exact(want_states[written])
@@ -336,7 +351,7 @@ def _check_gated_norm(
         expect_close(got, want, dtype=dtype, what=what)
 
 
-def _paged(rows_BP: torch.Tensor, size: int) -> torch.Tensor:
+def paged(rows_BP: torch.Tensor, size: int) -> torch.Tensor:
     """Return the first `size` values of each row, a view. Block 0 is never allocated: it is NaN."""
     rows_BP[0] = float("nan")
     return rows_BP[:, :size]

@@ -24,6 +24,7 @@ from dovetail_devkit.ops.experts import expert_cases
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
 from dovetail_devkit.ops.layer_norm import layer_norm_cases
+from dovetail_devkit.ops.recurrence import recurrence_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
 from dovetail_devkit.ops.states import state_cases
 
@@ -83,6 +84,7 @@ def ops_cases(
     yield from layer_norm_cases(ops_cls, device, dtypes=dtypes)
     yield from latent_and_gate_cases(ops_cls, device, dtypes=dtypes)
     yield from state_cases(ops_cls, device, dtypes=dtypes)
+    yield from recurrence_cases(ops_cls, device, dtypes=dtypes)
 
 
 class _Maker:
