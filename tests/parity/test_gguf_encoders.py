@@ -108,7 +108,6 @@ def test_a_classifier_in_a_gguf_file_agrees_with_transformers(name, num_labels, 
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_", [Q8_0, Q4_K, F16], ids=lambda item: item.name)
 @pytest.mark.parametrize("name", ["bert", "modern-bert"])
@@ -129,7 +128,6 @@ def test_an_encoder_computes_with_the_stored_values_of_its_file(name, type_, tmp
     assert difference.max() <= BLOCK_TOLERANCE
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_tokenizer_of_an_encoder_equals_that_of_transformers(name, tmp_path):
