@@ -21,6 +21,7 @@ from dovetail_models.families.qwen3_next import (
 )
 from dovetail_models.families.recurrent_gemma import RecurrentGemmaForCausalLM
 from dovetail_torch.layers import TorchLinearMethod, TorchOps
+from dovetail_torch.weights.weight_names import WeightNames
 
 MAMBA2 = {
     "vocab_size": 31,
@@ -180,6 +181,15 @@ def test_the_block_types_of_griffin_are_repeated():
     pattern = ["attention", "recurrent"]
     assert kinds(block_types=pattern) == [attention, recurrent, attention, recurrent, attention]
     assert kinds(block_types=pattern * 9) == kinds(block_types=pattern)
+
+
+def test_the_names_of_the_weights_of_griffin_depend_on_the_type_of_layer():
+    names = WeightNames.of(make_model("griffin"))
+    last = [names.to_checkpoint(f"model.layers.{index}.self_attn.o_proj.bias") for index in (1, 2)]
+    own = "model.layers.{}.temporal_block.{}.bias"
+    assert last == [own.format(1, "linear_out"), own.format(2, "o_proj")]
+    for index, name in enumerate(last, 1):
+        assert names.to_model(name)[0] == (f"model.layers.{index}.self_attn.o_proj.bias",)
 
 
 def test_the_defaults_of_griffin_are_those_of_transformers():

@@ -5,14 +5,14 @@ Sources: De et al. 2024, arXiv:2402.19427 (Griffin); Botev et al. 2024, arXiv:24
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any, ClassVar
 
 import torch
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.model import ModelContext, WeightMapping
 from dovetail.value_checks import shorten
 from dovetail_models.config_reader import (
     MAX_LAYERS,
@@ -70,7 +70,8 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
             return RecurrentBranch(context, name, shape, index, options)
 
         # The reference code rounds the scale of the embeddings to bfloat16.
-        scale = torch.tensor(read_count(config, "hidden_size") ** 0.5, dtype=torch.bfloat16)
+        scale = read_count(config, "hidden_size") ** 0.5
+        scale = torch.tensor(scale, dtype=torch.bfloat16, device="cpu").item()
         return read_gemma_shape(
             config,
             heads=heads,
@@ -84,22 +85,32 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
             ),
             mlp_bias=True,
             make_attention=make_branch,
-            mappings=(
-                *at_layer(
-                    LAYER,
-                    {
-                        "temporal_block.linear_out": "self_attn.o_proj",
-                        "temporal_block": "self_attn",
-                        "temporal_pre_norm": "input_layernorm",
-                        "channel_pre_norm": "post_attention_layernorm",
-                        "mlp_block": "mlp",
-                    },
-                ),
-                *at_root({"model.final_norm": "model.norm"}),
-            ),
-            embedding_scale=scale.item(),
+            mappings=_mappings(kinds),
+            embedding_scale=scale,
             logit_cap=read_number(config, "logits_soft_cap", 30.0),
         )
+
+
+def _mappings(kinds: Sequence[str]) -> tuple[WeightMapping, ...]:
+    """Return the names in checkpoints. Attention and recurrence name the last layer differently."""
+    names = {
+        "temporal_block": "self_attn",
+        "temporal_pre_norm": "input_layernorm",
+        "channel_pre_norm": "post_attention_layernorm",
+        "mlp_block": "mlp",
+    }
+    return (
+        *(
+            WeightMapping(
+                source=f"{LAYER}.temporal_block.linear_out".format(index),
+                targets=(f"{LAYER}.self_attn.o_proj".format(index),),
+            )
+            for index, kind in enumerate(kinds)
+            if kind == RECURRENT
+        ),
+        *at_layer(LAYER, names),
+        *at_root({"model.final_norm": "model.norm"}),
+    )
 
 
 def _read_options(config: Config) -> RecurrenceOptions:
