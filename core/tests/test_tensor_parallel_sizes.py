@@ -1,4 +1,4 @@
-"""A tensor-parallel size that does not divide the model's sizes is rejected early."""
+"""A tensor_parallel_size that does not fit the model's sizes is rejected early."""
 
 import pytest
 

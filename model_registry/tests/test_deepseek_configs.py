@@ -138,7 +138,7 @@ def test_attention_keys_consist_of_the_latent_and_the_rotary_features():
     assert scaled.scale == pytest.approx(11**-0.5 * (0.05 * math.log(8) + 1) ** 2)
 
 
-def test_ranks_divide_the_heads_but_not_the_latent_vectors():
+def test_ranks_shard_the_heads_but_not_the_latent_vectors():
     first, second = (
         make_model(DeepseekV3ForCausalLM, OneRank(rank=rank, size=2), "meta", num_attention_heads=4)
         for rank in range(2)

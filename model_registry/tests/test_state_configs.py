@@ -217,6 +217,6 @@ def test_the_defaults_of_griffin_are_those_of_transformers():
         ("griffin", "the 4 heads of"),
     ],
 )
-def test_heads_that_cannot_be_divided_among_ranks_are_rejected(kind, words):
+def test_heads_that_cannot_be_sharded_evenly_are_rejected(kind, words):
     with pytest.raises(ConfigError, match=words):
         make_model(kind, OneRank(size=3))

@@ -86,7 +86,7 @@ def test_models_with_states_run_in_bfloat16_and_with_int8_weights(folder, option
 
 
 def test_compilation_is_rejected_for_models_with_states(folder):
-    with pytest.raises(DovetailError, match="models with states, such as linear attention"):
+    with pytest.raises(DovetailError, match="models with recurrent layers, such as linear"):
         LLM(folder, **OWN | {"compile_level": "as_is"})
 
 

@@ -1,4 +1,4 @@
-"""Native operations with states: contract suite at every level, batch invariance and layouts."""
+"""Native recurrent operations: contract suite at every level, batch invariance and layouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ at_every_level = pytest.mark.parametrize(
 
 
 @at_every_level
-def test_operations_with_states_meet_their_contract_at_every_level(level):
+def test_recurrent_operations_meet_their_contract_at_every_level(level):
     cases = list(state_cases(NativeOps, HOST, dtypes=["bfloat16"]))
     assert len(cases) == 38
     run_all(cases)

@@ -1,4 +1,4 @@
-"""How the kernels of operations with states divide the tokens of a step."""
+"""How the kernels of recurrent operations split the tokens of a step."""
 
 from importlib.util import find_spec
 

@@ -134,7 +134,7 @@ def test_only_rank_0_has_the_bias_of_the_last_projection(tmp_path, tokens):
         )
 
 
-def test_features_that_cannot_be_divided_among_ranks_are_rejected():
+def test_features_that_cannot_be_sharded_evenly_are_rejected():
     with pytest.raises(ConfigError, match="the 6 intermediate features of experts"):
         Layer(ranks=OneRank(rank=0, size=4))
 

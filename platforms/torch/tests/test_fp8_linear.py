@@ -117,7 +117,7 @@ class ThreadRanks:
         return torch.cat(self._table, dim=-1)
 
 
-def test_ranks_that_divide_the_inputs_of_a_row_use_the_same_scale():
+def test_ranks_that_shard_the_inputs_of_a_row_use_the_same_scale():
     weight_OI = random_weight(24, 64)
     weight_OI[:, 40] *= 50  # the second rank has the largest values
     table, barrier = [None, None], Barrier(2)

@@ -1,4 +1,4 @@
-"""Layers with states: parts of steps, the memory of states, weights of convolutions, and errors."""
+"""Recurrent layers: parts of steps, the memory of states, weights of convolutions, and errors."""
 
 from __future__ import annotations
 
@@ -248,9 +248,9 @@ def test_an_empty_state_is_rejected(tensors):
         StateLayer(4, tensors)
 
 
-def test_attention_layers_and_layers_with_states_share_their_indices():
+def test_attention_layers_and_recurrent_layers_share_their_indices():
     model = nn.ModuleList([Attention(HEADS, 1), StateLayer(1, TENSORS)])
-    with pytest.raises(ContractError, match=r"layers with states the indices \[1, 1\]"):
+    with pytest.raises(ContractError, match=r"recurrent layers the indices \[1, 1\]"):
         cache_layers(model)
 
 
@@ -259,7 +259,9 @@ def test_runs_without_a_cache_have_new_states():
     assert state.parts.sizes == (6, 1, 1, 1) and state.parts.num_parts == (1, 1, 1, 1)
     assert state.parts.reads_N.tolist() == [-1] * 4
     assert [tuple(tensor.shape) for tensor in state.tensors] == [(1, 3, 7), (1, 2, 5, 3)]
-    with pytest.raises(ContractError, match="has a state in layer 1, but 1 modules"):
+    with pytest.raises(
+        ContractError, match="layer 1 of the model is recurrent, but the model has 1 modules"
+    ):
         NoAttention(1).state(1, TENSORS)
     with pytest.raises(ContractError, match="cannot be traced"):
         CurrentAttention().state(0, TENSORS)

@@ -1,4 +1,4 @@
-"""Checks that the sizes of a model can be divided among the workers that share it.
+"""Checks that the sizes of a model can be sharded over its tensor-parallel workers.
 
 This module reads config.json only, so that an invalid number of workers is rejected before a worker
 starts. The layers use the same rules.
@@ -14,11 +14,11 @@ from dovetail.errors import ConfigError
 MAX_COUNT = 64
 
 Works = Callable[[int], bool]
-"""Returns whether a size can be divided among the given number of workers."""
+"""Returns whether a size can be sharded over the given number of workers."""
 
 
 def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first size in config.json that `num_workers` cannot divide.
+    """Raise ConfigError for the first size that cannot be sharded over `num_workers` workers.
 
     The message has the size and the valid numbers of workers. Sizes that config.json does not have
     under their usual names are checked by the model.
@@ -34,12 +34,12 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
         overall = "" if all_good == valid else f" (for all sizes of the model: {all_good})"
         raise ConfigError(
             f"tensor_parallel_size={num_workers} is not possible: {what} in config.json cannot be "
-            f"divided among {num_workers} workers. Use {valid}{overall}."
+            f"sharded over {num_workers} workers. Use {valid}{overall}."
         )
 
 
 def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
-    """Yield the name of each size that workers divide, and a check for a number of workers."""
+    """Yield the name of each sharded size, and a function that checks a number of workers."""
     part = hf_config.get("text_config")
     config = part if isinstance(part, Mapping) and "hidden_size" not in hf_config else hf_config
     heads = _count(config, "num_attention_heads")

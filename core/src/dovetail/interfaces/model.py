@@ -37,7 +37,7 @@ class RankGroup(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether the tensor's shape and an element's index never affect `all_reduce` sums."""
+        """Whether `all_reduce` results never depend on the tensor's shape or an element's index."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks. `x` may be overwritten and returned."""
@@ -104,7 +104,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
-    """The states of a layer, for one step.
+    """The states of a recurrent layer, for one step.
 
     tensors: one tensor for each `StateTensor`, [B blocks, *shape]. Blocks may be strided. parts:
     which blocks the tokens of the step read and write.
@@ -115,7 +115,7 @@ class LayerState:
 
 
 class AttentionContext(Protocol):
-    """Gives a model's layers access to the attention backend and to states in a forward pass.
+    """Gives layers access to the attention backend and to recurrent states in a forward pass.
 
     It is an argument, not global state: one process may run engines with different backends.
     """
@@ -135,9 +135,9 @@ class AttentionContext(Protocol):
         """
 
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
-        """Return the states of layer `index`, which has a state of fixed size instead of a cache.
+        """Return the states of the recurrent layer `index`.
 
-        Attention layers and layers with states are numbered together, in the order of construction.
+        Attention layers and recurrent layers are numbered together, in the order of construction.
         tensors: the tensors of a state; the same in every call.
         """
 
@@ -201,7 +201,7 @@ class Model(Protocol):
     """A causal language model. In practice a `torch.nn.Module`.
 
     Attention layers. Workers based on `dovetail_torch` find the modules of class
-    `dovetail_torch.layers.Attention`, and layers with states as modules of class
+    `dovetail_torch.layers.Attention`, and recurrent layers as modules of class
     `dovetail_torch.layers.StateLayer`. A model without such modules has no KV cache.
 
     Weights. Parameters have the names of the checkpoint. Fused layers name their parts
@@ -212,8 +212,8 @@ class Model(Protocol):
     architectures: the supported names in "architectures" of config.json.
 
     Tensor parallelism. A model may be shared by several ranks if its class attribute `provides`
-    contains "tensor_parallel". It then leaves all sizes that ranks divide to its layers, does not
-    process divided features or heads outside of layers, and has a row-parallel layer after each
+    contains "tensor_parallel". Its layers then shard all sizes; the model does not process
+    sharded features or heads outside of layers, and has a row-parallel layer after each
     column-parallel one.
 
     Exceptions. A model without position encoding or without a norm before its head declares it in

@@ -116,7 +116,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateParts:
-    """The division of a step's tokens at the positions whose states are saved.
+    """A step's tokens, split at the positions whose states are saved.
 
     A part has consecutive tokens of one request. The parts contain all tokens of the step, in
     order, and the parts of a request follow each other. The state before a part is that of block

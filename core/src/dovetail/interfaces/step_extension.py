@@ -114,7 +114,7 @@ class StepExtension(ABC):
         """Return changed hidden states with the shape of `hidden_TD`, or None to change nothing.
 
         hidden_TD: a copy of the model's last hidden states for the tokens of the requests, in
-            order. If hidden states are divided among ranks, each rank gets its own part.
+            order. If hidden states are sharded over ranks, each rank gets its own shard.
         """
         return None
 

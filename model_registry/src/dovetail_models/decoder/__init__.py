@@ -1,7 +1,7 @@
 """The parts that dense decoders share. A family combines them; see docs/plugins/model.md.
 
 shape.py: what config.json defines. norms.py, attention.py, latent_attention.py, mlp.py, experts.py:
-the parts of a layer. state_branch.py: what layers with states share. blocks.py: where the norms of
+the parts of a layer. state_branch.py: what recurrent layers share. blocks.py: where the norms of
 a layer are. causal_lm.py: the model.
 """
 

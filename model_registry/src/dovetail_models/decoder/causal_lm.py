@@ -112,7 +112,7 @@ def make_rotaries(context: ModelContext, shape: DecoderShape) -> list[RotaryEmbe
 class DecoderForCausalLM(nn.Module, ABC):
     """Implements the model contract for a decoder. Subclasses define `read_shape`.
 
-    Supports tensor parallelism: the layers divide every size among the ranks.
+    Supports tensor parallelism: the layers shard every size over the ranks.
     """
 
     CONTRACT: ClassVar[str] = "model"

@@ -60,7 +60,7 @@ class LatentOptions:
 
 
 class LatentSelfAttention(AttentionBranch):
-    """Attention over latent vectors. Several ranks divide the heads; each has all latent vectors.
+    """Attention over latent vectors. Ranks shard the heads, but each has all latent vectors.
 
     rotary: the rotary embedding, shared by all layers. index: the index of the layer.
     """
@@ -150,7 +150,7 @@ class LatentHeads(nn.Module):
     """A projection of latent vectors to F features of each head. Never quantized.
 
     weight: [H · F, L], of this rank's heads. shards: this rank's part of it; read by the
-    weight loader. Raises ConfigError if the heads cannot be divided evenly.
+    weight loader. Raises ConfigError if the heads cannot be sharded evenly.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the layers with states share: heads that the ranks divide, their parameters, and a norm.
+"""What recurrent layers share: heads that are sharded over ranks, their parameters, and a norm.
 
 Dimensions: T tokens, H heads of the rank, I features of all heads of the rank.
 """
@@ -41,7 +41,7 @@ RATES: Mapping[str, Callable[[torch.Tensor], None]] = {"A_log": _to_rates}
 
 
 class StateBranch(AttentionBranch):
-    """The base class of layers with states. attn: the layer's state."""
+    """The base class of recurrent layers. attn: the layer's state."""
 
     attn: StateLayer
 

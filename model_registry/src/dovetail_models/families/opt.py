@@ -135,5 +135,5 @@ class _Sum(nn.Module):
 
 
 def _linear(context: ModelContext, name: str, in_size: int, out_size: int) -> ParallelLinear:
-    """Return a linear layer that is not divided among the ranks."""
+    """Return a linear layer that is not sharded."""
     return ParallelLinear(context, name, in_size, {name.rpartition(".")[2]: out_size})

@@ -39,7 +39,7 @@ Buffers = list[memoryview]
 
 
 class PairwiseRanks:
-    """One rank of several. batch_invariant: sums are bitwise equal in every batch."""
+    """One rank of several. batch_invariant: all-reduces are bitwise equal in every batch."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The ctypes structs of operations with states; `dovetail_states.h` defines them."""
+"""The ctypes structs of recurrent operations; `dovetail_states.h` defines them."""
 
 from __future__ import annotations
 

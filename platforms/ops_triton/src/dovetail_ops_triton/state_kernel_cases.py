@@ -1,4 +1,4 @@
-"""Launches of the kernels for operations with states, for compiling them without a GPU.
+"""Launches of the kernels for recurrent operations, for compiling them without a GPU.
 
 Sizes are those of Qwen3-Next 80B (delta rule; 16 groups, 32 heads of 128) and of Mamba 2 models
 (heads of 64, keys of 128 or 256). This module imports Triton.
@@ -28,7 +28,7 @@ COMPUTE = {"*bf16": tl.bfloat16, "*fp32": tl.float32}
 
 
 def state_kernel_cases() -> tuple[KernelCase, ...]:
-    """Return the cases of all kernels for operations with states."""
+    """Return the cases of all kernels for recurrent operations."""
     sizes = {
         "delta rule, heads of 128": linear.kernel_sizes(16, 32, 128, 128),
         "keys of 128, heads of 64": linear.kernel_sizes(8, 128, 128, 64),

@@ -83,7 +83,7 @@ class AttentionTable:
         builder_of: the index of each layer's metadata.
 
         rotates: whether the layers apply rotary embedding themselves. states: the tensors of the
-        layers with states, by index; the entries of these layers in `layers` are not used.
+        recurrent layers, by index; the entries of these layers in `layers` are not used.
         """
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
@@ -176,7 +176,7 @@ class AttentionTable:
         q_THD, k_TKD, v_TKD, out_THD = tensors
         arguments = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
-        assert layer is not None, f"layer {index} has a state, not attention"
+        assert layer is not None, f"layer {index} is recurrent, so it has no attention"
         if rotary_args is None:  # only layers that rotate have the argument
             layer.forward(q_THD, k_TKD, v_TKD, *arguments)
         else:
@@ -201,8 +201,8 @@ class CurrentAttention:
         return attended
 
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
-        """Raise ContractError: the worker does not compile models with states."""
-        raise ContractError(f"layer {index} has a state, so the model cannot be traced")
+        """Raise ContractError: the worker does not compile recurrent models."""
+        raise ContractError(f"layer {index} is recurrent, so the model cannot be traced")
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""
@@ -217,7 +217,7 @@ class NoAttention:
     """
 
     def __init__(self, num_layers: int, num_tokens: int = 1, num_requests: int = 1) -> None:
-        """num_layers: number of attention layers and layers with states.
+        """num_layers: number of attention layers and recurrent layers.
 
         num_tokens, num_requests: the size of the forward pass; all requests but one have one token.
         """
@@ -245,15 +245,15 @@ class NoAttention:
         return turned[0].new_zeros((*q_THD.shape[:-1], v_TKD.shape[-1]))
 
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
-        """Return states of zeros, as new requests have.
+        """Return states of zeros, like those of new requests.
 
         Raise ContractError for an undeclared layer.
         """
         if not 0 <= index < self._num_layers:
             raise ContractError(
-                f"the model has a state in layer {index}, but {self._num_layers} modules for "
-                "attention and states (dovetail_torch.layers.StateLayer), which must have "
-                "consecutive indices from 0."
+                f"layer {index} of the model is recurrent, but the model has {self._num_layers} "
+                "modules for attention and states (dovetail_torch.layers.StateLayer), which must "
+                "have consecutive indices from 0."
             )
         blocks = torch.zeros(len(self._sizes), dtype=torch.int64, device=tensors[0].device)
         parts = StateParts(

@@ -81,7 +81,7 @@ class BatchInvariance:
             return
         if self._required:
             raise ConfigError(
-                f"batch_invariant=True is not supported for models with states on {ranks.size} "
+                f"batch_invariant=True is not supported for recurrent models on {ranks.size} "
                 "ranks, because torch computes the norms that they share. Choose "
                 "tensor_parallel_size=1, or remove batch_invariant."
             )

@@ -63,8 +63,8 @@ class GraphProvider(Protocol):
     def capture(self, forward: Forward) -> Capture:
         """Run `forward` once and capture it.
 
-        For a model without states it is allowed to run it twice, because the second run writes the
-        same slots.
+        For a model without recurrent layers, an implementation may run it twice, because the second
+        run writes the same slots.
         """
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:

@@ -241,7 +241,7 @@ class TorchWorker(WorkerBase):
         return pooling_info(info, self._pooler, self._model)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return the KV-cache spec of each attention layer and each layer with a state."""
+        """Return the KV-cache spec of each attention layer and each recurrent layer."""
         block_size = self._context.config.cache.block_size
         return kv_cache_specs(
             self._backend, self._layers, block_size=block_size, limits=self._limits
@@ -311,7 +311,7 @@ class TorchWorker(WorkerBase):
 
     def _compile_failure_reason(self) -> str:
         if self._has_states:
-            return "models with states, such as linear attention, are not compiled"
+            return "models with recurrent layers, such as linear attention, are not compiled"
         return self.compile_failure_reason()
 
     def get_compile_report(self) -> dict[str, Any] | None:

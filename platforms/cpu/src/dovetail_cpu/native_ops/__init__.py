@@ -1,4 +1,4 @@
-"""The op provider `native`: small operations and operations with states, in native kernels."""
+"""The op provider `native`: small operations and recurrent operations, in native kernels."""
 
 from dovetail_cpu.native_ops.provider import NativeOps
 

@@ -1,4 +1,4 @@
-"""The operations with states in native kernels, for the op provider `native`.
+"""The recurrent operations in native kernels, for the op provider `native`.
 
 A request's results are bitwise equal in every batch. Cases that the kernels do not support use
 torch. Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of

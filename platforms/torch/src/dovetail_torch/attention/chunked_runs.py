@@ -1,4 +1,4 @@
-"""Chunked attention with any backend: a step's requests are divided at the boundaries of chunks.
+"""Chunked attention with any backend: a step's requests are split at the boundaries of chunks.
 
 A token sees only its own chunk (`ChunkedAttention`). The tokens of a request in one chunk are
 passed to the backend as a separate, shorter request: its block table is the part of the request's
@@ -33,7 +33,7 @@ from dovetail_torch.attention.run_order import run_order
 class ChunkedMetadata:
     """The metadata of a step for `ChunkedLayer`.
 
-    divided: the backend's metadata of the divided requests. order_T: int64; the tokens of the step
+    divided: the backend's metadata of the split requests. order_T: int64; the tokens of the step
     in the order of these parts, or None if the order is the same.
     """
 
@@ -42,7 +42,7 @@ class ChunkedMetadata:
 
 
 class ChunkedLayer(AttentionLayer):
-    """Calls a backend's layer with the divided requests."""
+    """Calls a backend's layer with the split requests."""
 
     def __init__(self, layer: AttentionLayer) -> None:
         self._layer = layer
@@ -71,7 +71,7 @@ class ChunkedLayer(AttentionLayer):
 
 
 class ChunkedBuilder(AttentionMetadataBuilder):
-    """Divides each step's requests at the boundaries of chunks, for a backend's builder."""
+    """Splits each step's requests at the boundaries of chunks, for a backend's builder."""
 
     def __init__(self, backend: type[AttentionBackend], context: AttentionGroupContext) -> None:
         """Raise ConfigError for an unsupported block size.
@@ -96,7 +96,7 @@ class ChunkedBuilder(AttentionMetadataBuilder):
         self._builder = backend.create_builder(divided)
 
     def build(self, batch: AttentionBatch) -> ChunkedMetadata:
-        """Return the metadata of the divided requests."""
+        """Return the metadata of the split requests."""
         divided = divide_runs(batch, self._chunk_size, self._block_size)
         order_T = None
         if threshold := self._builder.reorder_threshold:
@@ -105,7 +105,7 @@ class ChunkedBuilder(AttentionMetadataBuilder):
 
 
 def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
-    """Return `batch` with its requests divided at the boundaries of chunks.
+    """Return `batch` with its requests split at the boundaries of chunks.
 
     The order of the tokens does not change.
     chunk_size: tokens; a multiple of `block_size`. Requests without tokens may be omitted.

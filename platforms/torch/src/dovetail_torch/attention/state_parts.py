@@ -1,7 +1,7 @@
 """Finds the blocks of states that the tokens of a step read and write.
 
 See `dovetail.interfaces.kv_cache.StateSpec` for the rules. The device knows which blocks these are;
-the host knows how the tokens are divided. Dimensions: T tokens, R requests, N parts, M width of a
+the host knows how the tokens are split. Dimensions: T tokens, R requests, N parts, M width of a
 block table.
 """
 
@@ -80,7 +80,7 @@ def _allocate(max_requests: int, max_parts: int) -> StatePartsMemory:
 
 
 def divide_tokens(batch: AttentionBatch, block_size: int) -> StateParts:
-    """Divide the tokens of each request at the ends of blocks. Each request has at least one token.
+    """Split the tokens of each request at the ends of blocks. Each request has at least one token.
 
     block_size: tokens of a block of the group.
     """

@@ -1,4 +1,4 @@
-"""A rank's part of one dimension of a model, and how dimensions are divided.
+"""A rank's shard of one dimension of a model, and how dimensions are sharded.
 
 This module does not depend on tensors or layers, only on numbers.
 """
@@ -39,10 +39,10 @@ def undivided(size: int) -> Shard:
 
 
 def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part of a dimension that is divided evenly.
+    """Return the rank's shard of a dimension that is sharded evenly.
 
     owner: description of the dimension, such as "the 64 output features of a.b". Raises ConfigError
-    if the parts would not be equal.
+    if the shards would not be equal.
     """
     if size % ranks.size:
         raise cannot_divide(owner, ranks, lambda count: size % count == 0)
@@ -51,9 +51,9 @@ def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part of a dimension. The last ranks may have smaller parts.
+    """Return the rank's shard of a dimension. The last ranks may have smaller shards.
 
-    owner: as in `divide`. Raises ConfigError if a rank would have an empty part.
+    owner: as in `divide`. Raises ConfigError if a rank would have an empty shard.
     """
 
     def is_enough(count: int) -> bool:
@@ -67,9 +67,9 @@ def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
-    """Return an error that lists the possible numbers of ranks."""
+    """Return an error that lists the valid numbers of ranks."""
     valid = ", ".join(str(count) for count in range(1, _MAX_RANKS + 1) if works(count))
     return ConfigError(
-        f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by this "
-        f"number; the possible numbers are {valid}: choose one of them."
+        f"tensor_parallel_size={ranks.size} is not possible: {owner} cannot be sharded evenly. "
+        f"Use {valid}."
     )

@@ -135,7 +135,7 @@ class LatentAttention(Attention):
 class ChunkedAttention(Attention):
     """Attention within chunks: a token sees the previous tokens of its own chunk, and itself.
 
-    Position p is in chunk p // chunk_size. Blocks of earlier chunks are freed. The runner divides
+    Position p is in chunk p // chunk_size. Blocks of earlier chunks are freed. The runner splits
     the runs of a step at the boundaries of chunks, so every attention backend can compute such a
     layer.
     Source: the reference code of Llama 4 (Meta 2025).
@@ -165,7 +165,7 @@ CacheLayer = Attention | StateLayer
 
 
 def cache_layers(model: nn.Module) -> tuple[tuple[str, CacheLayer], ...]:
-    """Return the model's attention layers and layers with states; the n-th layer has index n.
+    """Return the model's attention layers and recurrent layers; the n-th layer has index n.
 
     Raises ContractError if the model used an index twice or omitted one.
     """
@@ -178,8 +178,8 @@ def cache_layers(model: nn.Module) -> tuple[tuple[str, CacheLayer], ...]:
     indices = [layer.index for _, layer in layers]
     if indices != list(range(len(layers))):
         raise ContractError(
-            f"{type(model).__name__} assigns to its {len(layers)} attention layers and layers with "
-            f"states the indices {indices}: they must be unique, from 0 to {len(layers) - 1}"
+            f"{type(model).__name__} assigns to its {len(layers)} attention layers and recurrent "
+            f"layers the indices {indices}: they must be unique, from 0 to {len(layers) - 1}"
         )
     return tuple(layers)
 
@@ -220,7 +220,7 @@ def replicate_kv_heads(model: nn.Module, ranks: RankGroup) -> None:
     """Reduce each attention layer of `model` to the heads of this rank.
 
     Call it once, after creation and before weights are loaded.
-    Raises ConfigError if the heads cannot be divided evenly.
+    Raises ConfigError if the heads cannot be sharded evenly.
     """
     for name, layer in attention_layers(model):
         num_heads = layer.num_heads

@@ -4,7 +4,7 @@ A router selects some experts for each token; the layer returns the weighted sum
 The weights of all experts are stacked in two linear layers if the linear method computes them in
 one call (capability "experts"); otherwise each expert has separate linear layers. The names in
 checkpoints are the same: `experts.N.gate_proj`, `up_proj` and `down_proj`.
-Several ranks divide the intermediate features of every expert.
+Ranks shard the intermediate features of every expert.
 Source: Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961.
 Dimensions: T tokens, D hidden size, E experts, K experts per token, I intermediate features,
 G gate and up features.
@@ -171,7 +171,7 @@ def make_experts(
 ) -> FusedExperts | SeparateExperts:
     """Return the experts of a layer. name: their path in the model, "model.layers.0.mlp.experts".
 
-    Raises ConfigError if the intermediate features cannot be divided among the ranks.
+    Raises ConfigError if the intermediate features cannot be sharded evenly.
     """
     is_fused = EXPERTS in type(context.linear_method).provides
     return (FusedExperts if is_fused else SeparateExperts)(context, name, shape)

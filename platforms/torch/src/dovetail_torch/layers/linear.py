@@ -2,9 +2,9 @@
 
 A layer knows the names of its parts in a checkpoint. It does not depend on how its weights are
 loaded, stored, packed or quantized. Sizes given by models are those of the whole model. If several
-ranks share it (`ModelContext.ranks`), column-parallel layers divide their output features among
-them; row-parallel layers divide their input features and sum the results. Linear methods only see
-the rank's part.
+ranks share it (`ModelContext.ranks`), column-parallel layers shard their output features;
+row-parallel layers shard their input features and all-reduce the results. Linear methods only see
+the rank's shard.
 Source: Shoeybi et al. 2019, arXiv:1909.08053.
 Dimensions: T tokens, I input features, O output features of all parts; of
 attention: H query heads, K key-value heads, N all three parts' heads, S head size.
@@ -36,7 +36,7 @@ class HeadShape:
     def share(self, ranks: RankGroup, owner: str) -> HeadShape:
         """Return the heads of one rank. Several ranks may have the same key-value head.
 
-        owner: the layer's name. Raises ConfigError if the heads cannot be divided evenly.
+        owner: the layer's name. Raises ConfigError if the heads cannot be sharded evenly.
         """
         heads, kv_heads = self.num_heads, self.num_kv_heads
 
@@ -72,11 +72,11 @@ class ParallelLinear(nn.Module):
 
     name: the path of the layer in the model, "model.layers.0.mlp.down_proj".
     in_features: number of input features. parts: numbers of output features by the checkpoint's
-        names for the last component of `name`, in order. Sizes are those before the division among
-        ranks. num_experts: see `LinearShape`.
+        names for the last component of `name`, in order. Sizes are those of the unsharded
+        layer. num_experts: see `LinearShape`.
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
-    in_shard, part_shards: the rank's part of the input, and of each part's output. ranks: the group
-        that divides them. elsewhere: names of parameters that exist only on other ranks.
+    in_shard, part_shards: the rank's shard of the input, and of each part's output. ranks: the
+        group that shares the layer. elsewhere: names of parameters that exist only on other ranks.
     settled: names of parameters that are already packed; loaders skip them.
     borrows: names of parameters that the linear method reads only once: it packs them and checks
         that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
@@ -151,9 +151,9 @@ class ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """A linear layer whose output features are divided among the ranks.
+    """A linear layer whose output features are sharded over the ranks.
 
-    Raises ConfigError if they cannot be divided evenly.
+    Raises ConfigError if they cannot be sharded evenly.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """A linear layer whose input features are divided among the ranks.
+    """A linear layer whose input features are sharded over the ranks.
 
-    Every rank returns the same sum.
-    The input is the rank's part, as returned by column-parallel layers. The bias is added
-    on rank 0. Raises ConfigError if the features cannot be divided evenly.
+    The results are all-reduced, so every rank returns the same output. The input is the rank's
+    shard, as returned by column-parallel layers. The bias is added on rank 0. Raises ConfigError if
+    the features cannot be sharded evenly.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RowParallelLinear(ParallelLinear):
             self.elsewhere = frozenset({"bias"})
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return x · Wᵀ + b, [T, O], summed over all ranks."""
+        """Return x · Wᵀ + b, [T, O], all-reduced over the ranks."""
         return self.ranks.all_reduce(self.linear_method.apply(self, x_TI))
 
 
@@ -202,7 +202,7 @@ class MergedColumnParallelLinear(ParallelLinear):
     """Several linear layers of the same input in one matrix product, with concatenated outputs.
 
     parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}; each
-    part is divided among the ranks. Raises ConfigError if a part cannot be divided evenly.
+    part is sharded over the ranks. Raises ConfigError if a part cannot be sharded evenly.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class MergedColumnParallelLinear(ParallelLinear):
 class QKVParallelLinear(ParallelLinear):
     """The projections q_proj, k_proj and v_proj in one matrix product. `split` separates them.
 
-    Heads are divided among the ranks; with fewer key-value heads than ranks, several ranks have the
-    same key-value head. Raises ConfigError if they cannot be divided evenly.
+    Heads are sharded over the ranks; with fewer key-value heads than ranks, several ranks have the
+    same key-value head. Raises ConfigError if they cannot be sharded evenly.
     """
 
     def __init__(

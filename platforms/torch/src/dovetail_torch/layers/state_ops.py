@@ -1,4 +1,4 @@
-"""The operations of layers with states: convolution, linear attention, and gated norms, with torch.
+"""The operations of recurrent layers: convolution, linear attention, and gated norms, with torch.
 
 They are the reference for fused providers, and do not wait for an asynchronous device: the
 boundaries of parts are known on the host, and the blocks only on the device.

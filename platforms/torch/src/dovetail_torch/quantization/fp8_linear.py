@@ -59,8 +59,8 @@ class FP8LinearMethod(LinearMethod):
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint.
 
-        Raises ConfigError if `ignored_layers` names a part of a fused layer only, or if several
-        ranks divide a block.
+        Raises ConfigError if `ignored_layers` names a part of a fused layer only, or if a
+        block is split between ranks.
         """
         layer.fp8_shape = shape
         layer.is_rounded = self._is_rounded(layer, shape)
@@ -185,7 +185,7 @@ class FP8LinearMethod(LinearMethod):
             is_cut = shard.start % self._block or _end(shard) % self._block if self._block else 0
             if is_cut and not shard.is_whole:
                 raise ConfigError(
-                    f"The linear method 'fp8' with scales='block' cannot divide {shape.name} among "
+                    f"The linear method 'fp8' with scales='block' cannot shard {shape.name} over "
                     f"the ranks: a rank has the features {shard.start} to {_end(shard)} of "
                     f"{shard.whole}, which cut a block of {self._block}. Set scales='channel', a "
                     "smaller block_size, or another tensor_parallel_size"

@@ -28,7 +28,7 @@ def round_weight(
     """Return codes, float8_e4m3fn [O, I], and the scales of each row, float32 [O, Q].
 
     block: rows and columns of a block, or 0 for one scale per row (Q = 1). ranks: the ranks that
-    divide the input features of a row, which then have the same scale. All of them must call this
+    shard the input features of a row, which then have the same scale. All of them must call this
     function.
     """
     peaks_PQ = torch.cat([_peaks(weight_OI[rows], block) for rows in _chunks(weight_OI, block)])

@@ -39,7 +39,7 @@ Zeros = Callable[[int], torch.Tensor]
 class CacheBuffers:
     """The cache's memory. caches: each attention layer's view by name, in its backend's shape.
 
-    states: the tensors of each layer with a state, by name: [N, *shape].
+    states: the tensors of each recurrent layer, by name: [N, *shape].
     pages_NP: uint8, one tensor per buffer; row b contains all of block b. () if the blocks are not
     the first dimension in a backend's layout.
     """

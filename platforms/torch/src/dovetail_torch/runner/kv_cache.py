@@ -88,7 +88,7 @@ def kv_cache_specs(
 def _by_kind(
     layers: Mapping[str, CacheLayer],
 ) -> tuple[dict[str, Attention], dict[str, StateLayer]]:
-    """Return the attention layers and the layers with states."""
+    """Return the attention layers and the recurrent layers."""
     attention = {name: layer for name, layer in layers.items() if isinstance(layer, Attention)}
     states = {name: layer for name, layer in layers.items() if isinstance(layer, StateLayer)}
     return attention, states

@@ -29,7 +29,7 @@ _SMALL_BLOCK = 16
 class LoadedModel:
     """A model and the sizes of its steps.
 
-    num_layers: number of attention layers and layers with states. vocab_size: width of its logits.
+    num_layers: number of attention layers and recurrent layers. vocab_size: width of its logits.
     tables: the model's position tables. device_parts: objects of the platform and the op provider.
     head: not None if the model pools.
     """

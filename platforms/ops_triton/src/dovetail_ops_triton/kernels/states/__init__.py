@@ -1,1 +1,1 @@
-"""Kernels of operations with states, and the functions that launch them."""
+"""Kernels of recurrent operations, and the functions that launch them."""

@@ -1,6 +1,6 @@
-"""How the kernels of operations with states divide the tokens of a step.
+"""How the kernels of recurrent operations split the tokens of a step.
 
-A request with one token is a single. The tokens of other requests are divided into chunks, which
+A request with one token is a single. The tokens of other requests are split into chunks, which
 never contain the end of a part. The host knows the boundaries. If all requests are singles, as
 in a step of decodes and in a captured graph, the kernels need no list. Otherwise all lists are sent
 to the device in one copy, without a wait; the layers of a step share the copy. Dimensions: N parts,
