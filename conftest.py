@@ -187,9 +187,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, count in functions.items()
     ]
     if not left_out:
-        terminalreporter.write_line("left out: nothing")
+        terminalreporter.write_line("deselected or skipped: nothing")
         return
-    terminalreporter.section(f"left out: {len(_deselected)} deselected, {skips.total()} skipped")
+    terminalreporter.section(f"{len(_deselected)} deselected, {skips.total()} skipped")
     for line in left_out[:NUM_NAMES_SHOWN]:
         terminalreporter.write_line(line)
     if len(left_out) > NUM_NAMES_SHOWN:

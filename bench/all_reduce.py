@@ -67,8 +67,8 @@ def run_rank(rank: int, size: int, path: str, rounds: int) -> None:
             times = measure(ranks, x, rounds)
             if rank == 0:
                 label = f"{size} ranks, {list(shape)} {str(dtype).removeprefix('torch.')}, {name}"
-                figures = f"{median(times):8.1f} µs  ({min(times):.1f} to {max(times):.1f})"
-                print(f"{label:46}{figures}", flush=True)
+                values = f"{median(times):8.1f} µs  ({min(times):.1f} to {max(times):.1f})"
+                print(f"{label:46}{values}", flush=True)
 
 
 def main() -> None:

@@ -137,7 +137,7 @@ STATE_SHAPES = {
         "max_position_embeddings": 8192,
     },
 }
-"""Models with states instead of attention in some layers."""
+"""Models with recurrent layers."""
 GROUP = 128
 """Input features with the same scale in GPTQ checkpoints."""
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}

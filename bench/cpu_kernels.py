@@ -48,7 +48,7 @@ class Call(ctypes.Structure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Measurement:
     """One line of the table. Rates per second, `*_share` relative to the probe of the same run."""
 
     kind: str
@@ -104,7 +104,7 @@ def calls_of(kind: int, args: list[linear.LinearArgs]) -> ctypes.Array[Call]:
     return (Call * len(args))(*(Call(function, ctypes.addressof(item)) for item in args))
 
 
-def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> Iterator[Figure]:
+def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> Iterator[Measurement]:
     """Yield the results of one weight for every number of threads and rows."""
     N, K = SHAPES[name]
     shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group if kind == linear.INT4 else 0)
@@ -129,12 +129,12 @@ def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> It
         for threads in options.threads:
             native.set_num_threads(threads)
             for count in options.rows:
-                yield figure_of(name, shape, args, count, probed)
+                yield measurement_of(name, shape, args, count, probed)
 
 
-def figure_of(
+def measurement_of(
     name: str, shape: linear.PackedLinear, args: list[linear.LinearArgs], count: int, probed: int
-) -> Figure:
+) -> Measurement:
     """Measure `count` rows, with probes before and after the measurement."""
     used = args if count <= 64 else args[: max(1, len(args) // 8)]
     for item in used:
@@ -146,7 +146,7 @@ def figure_of(
     bandwidth.append(probe.read_bandwidth(probed, PROBE_BYTES))
     seconds = statistics.median(times) / len(used)
     rate, flops = shape.num_bytes / seconds, 2 * count * shape.N * shape.K / seconds
-    return Figure(
+    return Measurement(
         kind=linear.KIND_NAMES[shape.kind] + (f"g{shape.group}" if shape.group else ""),
         shape=name,
         threads=native.num_threads(),
@@ -215,11 +215,11 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     print(native.status())
-    figures = []
+    measurements = []
     for kind in options.kinds:
         for name in options.shapes:
             for row in measure(name, linear.KIND_NAMES.index(kind), options.group, options):
-                figures.append(row)
+                measurements.append(row)
                 print(
                     f"{row.kind:8} {row.shape:8} T={row.threads} M={row.rows:4} {row.us:9.1f} us  "
                     f"{row.gb:6.1f} GB/s ({row.bandwidth_share:4.0%})  "
@@ -232,7 +232,7 @@ def main() -> None:
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(
-                {"linear": [asdict(figure) for figure in figures], "team": team}, file, indent=1
+                {"linear": [asdict(row) for row in measurements], "team": team}, file, indent=1
             )
 
 

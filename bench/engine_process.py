@@ -82,9 +82,9 @@ def alternate(
     return pairs
 
 
-def spread(figures: list[float]) -> str:
+def spread(values: list[float]) -> str:
     """Return the median and the quartiles."""
-    low, middle, high = statistics.quantiles(figures, n=4)
+    low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:9.2f}  ({low:.2f} to {high:.2f})"
 
 

@@ -43,11 +43,13 @@ TIMEOUT_S = 600
 _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 _NAMES = {"ttft": "time_to_first_token_ms", "itl": "inter_token_latency_ms"}
 
-Figures = dict[str, float]
+Measurements = dict[str, float]
 """The p50 of TTFT and ITL in milliseconds."""
 
 
-def measure_dovetail(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
+def measure_dovetail(
+    server: Server, args: argparse.Namespace, seed: int, folder: Path
+) -> Measurements:
     """Return the results of `dovetail bench serve`."""
     file = folder / "dovetail.json"
     _run(
@@ -69,7 +71,9 @@ def measure_dovetail(server: Server, args: argparse.Namespace, seed: int, folder
     return {name: point["latencies_ms"][name]["p50"] for name in _NAMES}
 
 
-def measure_guidellm(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
+def measure_guidellm(
+    server: Server, args: argparse.Namespace, seed: int, folder: Path
+) -> Measurements:
     """Return the results of guidellm."""
     file, url = folder / "guidellm.json", f"http://{server.host}:{server.port}"
     sizes = f"prompt_tokens={args.input_len},output_tokens={args.output_len}"
@@ -95,7 +99,7 @@ def measure_guidellm(server: Server, args: argparse.Namespace, seed: int, folder
     return {name: metrics[key]["successful"]["percentiles"]["p50"] for name, key in _NAMES.items()}
 
 
-PROGRAMS: dict[str, Callable[[Server, argparse.Namespace, int, Path], Figures]] = {
+PROGRAMS: dict[str, Callable[[Server, argparse.Namespace, int, Path], Measurements]] = {
     "dovetail": measure_dovetail,
     "guidellm": measure_guidellm,
 }
@@ -132,30 +136,32 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_all(args: argparse.Namespace) -> dict[str, list[Figures]]:
+def measure_all(args: argparse.Namespace) -> dict[str, list[Measurements]]:
     """Measure both programs in turn. Return the results of each round by program."""
-    figures: dict[str, list[Figures]] = {name: [] for name in PROGRAMS}
+    measurements: dict[str, list[Measurements]] = {name: [] for name in PROGRAMS}
     server = start(max(64, args.streams or 0), 1, args.step_ms)
     try:
         with tempfile.TemporaryDirectory() as folder:
             for seed, (name, measure) in product(range(args.rounds), PROGRAMS.items()):
-                figures[name].append(measure(server, args, seed, Path(folder)))
-                print(f"round {seed}, {name}: {figures[name][-1]}", file=sys.stderr, flush=True)
+                measurements[name].append(measure(server, args, seed, Path(folder)))
+                print(
+                    f"round {seed}, {name}: {measurements[name][-1]}", file=sys.stderr, flush=True
+                )
     finally:
         server.process.terminate()
         server.process.wait(60)
-    return figures
+    return measurements
 
 
 def main() -> int:
     """Measure and print the results."""
     args = parse()
-    figures = measure_all(args)
+    measurements = measure_all(args)
     is_within = True
     load = f"{args.streams} streams" if args.streams else f"{args.rate:g} requests/s"
     print(f"{load}, {args.requests} requests, {args.step_ms:g} ms per step")
     for latency in _NAMES:
-        runs = {name: [item[latency] for item in items] for name, items in figures.items()}
+        runs = {name: [item[latency] for item in items] for name, items in measurements.items()}
         medians = {name: statistics.median(values) for name, values in runs.items()}
         ratio = medians["dovetail"] / medians["guidellm"]
         is_within = is_within and abs(ratio - 1) <= MAX_DIFFERENCE
@@ -166,7 +172,7 @@ def main() -> int:
         print(f"{latency.upper()} p50: {spreads}, ratio {ratio:.3f}")
     print(f"limit: within {MAX_DIFFERENCE:.0%}")
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+        args.json.write_text(json.dumps(measurements, indent=1) + "\n", "utf-8")
     return 0 if is_within else 1
 
 

@@ -101,7 +101,7 @@ MORE_STEPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Metric:
     """One measurement."""
 
     name: str
@@ -205,25 +205,25 @@ def time_layer(step: Step, device: torch.device) -> float:
     return median_s(graph.replay) / len(layers)
 
 
-def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
+def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Metric]:
     """Yield the metrics one by one, the share of the copy rate last."""
     copy = copy_bandwidth(device)
-    yield Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")
+    yield Metric(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")
     shares = []
     for step in steps:
         seconds = time_layer(step, device)
         note = f"{seconds * 1e6:.1f} us per layer"
         if step.query_len > 1:
             rate = step.num_operations / seconds
-            yield Figure(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note)
+            yield Metric(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note)
             continue
         rate = step.cache_bytes / seconds
         note += f", {100 * rate / copy:.0f} % of the copy rate"
-        yield Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
+        yield Metric(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
         if step.cache_bytes >= MIN_BYTES_OF_TARGET:
             shares.append(100 * rate / copy)
     note = f"worst of {len(shares)} cases of at least {MIN_BYTES_OF_TARGET >> 20} MiB per layer"
-    yield Figure(name="decode_copy_share", value=min(shares), unit="%", note=note)
+    yield Metric(name="decode_copy_share", value=min(shares), unit="%", note=note)
 
 
 def main() -> int:

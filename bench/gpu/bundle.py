@@ -66,16 +66,16 @@ def members() -> dict[str, Path]:
     return {name: folder for name, folder in projects.items() if name not in staying}
 
 
-def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
+def needed(bundled: dict[str, Path], python: str) -> dict[str, str]:
     """Return the third-party distributions that members need on the target, with versions."""
-    projects = [_project(folder) for folder in travelling.values()]
+    projects = [_project(folder) for folder in bundled.values()]
     requirements = [item for project in projects for item in project["dependencies"]]
     waiting = [*_names(requirements, python), *TOOLS]
     pins = _pins()
     needed_files: dict[str, str] = {}
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in needed_files or name in PROVIDED or name in travelling:
+        if name in needed_files or name in PROVIDED or name in bundled:
             continue
         here = distribution(name)
         needed_files[name] = pins.get(name, here.version)
@@ -115,11 +115,11 @@ def _pins() -> dict[str, str]:
 
 def gather(into: Path, python: str) -> dict[str, Any]:
     """Fill an empty directory and return its index. Raises CalledProcessError if pip fails."""
-    travelling = members()
-    if travelling:
+    bundled = members()
+    if bundled:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))
-        _run(*_PIP, "wheel", "-q", *map(str, travelling.values()), *options)
-    expected = needed(travelling, python)
+        _run(*_PIP, "wheel", "-q", *map(str, bundled.values()), *options)
+    expected = needed(bundled, python)
     platforms = [word for item in _PLATFORMS for word in ("--platform", item)]
     options = ("--no-deps", "--only-binary=:all:", "--python-version", python)
     exact = [f"{name}=={version}" for name, version in sorted(expected.items())]

@@ -29,7 +29,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent))
 
 from gpu.bundle_contents import BUNDLE, read_bundle  # noqa: E402
-from gpu.catalogue import SECTIONS, TOTAL_S, SectionSpec  # noqa: E402
+from gpu.catalog import SECTIONS, TOTAL_S, SectionSpec  # noqa: E402
 from gpu.device_parts import STAND_INS  # noqa: E402
 from gpu.processes import python_path, run_until  # noqa: E402
 from gpu.report import DIED, LACKS, LATE, NO_DEVICE, OK, read_report  # noqa: E402

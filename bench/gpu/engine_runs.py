@@ -159,11 +159,11 @@ def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
         for agreement in agreements
         if agreement.positions
     ]
-    report.figure(
+    report.metric(
         "max_error", max((agreement.max_error for agreement in agreements), default=float("nan"))
     )
-    report.figure("qualify", 100 * min(shares, default=float("nan")))
-    report.figure("equal", 100 * equal / clear if clear else float("nan"))
+    report.metric("qualify", 100 * min(shares, default=float("nan")))
+    report.metric("equal", 100 * equal / clear if clear else float("nan"))
     report.note(
         f"{positions} positions, {sum(item.tokens for item in agreements)} greedy tokens; "
         f"tolerance {TOLERANCE:g}, clear of ties by ten times that in {MIN_SHARE:.0%} at least"

@@ -13,7 +13,7 @@ from gpu.report import NeedsDeviceError, Report, Task
 HERE = Path(__file__).resolve().parent
 NO_DEVICE_CODE = 3
 _MARGIN_S = 4.0
-"""Time in seconds that a section needs to start its process and to report the figures."""
+"""Time in seconds that a section needs to start its process and to report the metrics."""
 
 
 def run_script(name: str, task: Task, report: Report) -> None:
@@ -40,6 +40,6 @@ def run_script(name: str, task: Task, report: Report) -> None:
         report.fail(f"{name}.py exited with code {ended.code}: {ended.output}")
     if file.is_file():
         for item in json.loads(file.read_text(encoding="utf-8"))["figures"]:
-            report.figure(
+            report.metric(
                 item["name"], item["value"], unit=item.get("unit", ""), note=item.get("note", "")
             )

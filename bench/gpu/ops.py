@@ -37,7 +37,7 @@ THEIRS = TorchOps()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Metric:
     """One measurement."""
 
     name: str
@@ -242,17 +242,17 @@ def comparisons(device: torch.device, *, small: bool) -> Iterator[Comparison]:
         yield input_comparison(ours, num_rows, device)
 
 
-def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
+def measure(device: torch.device, *, small: bool) -> Iterator[Metric]:
     """Yield the metrics of all comparisons."""
     for comparison in comparisons(device, small=small):
         ours = time_call(comparison.ours)
         theirs = time_call(comparison.theirs, in_graph=comparison.their_graph)
         host_us = host_s(comparison.ours) * 1e6
         note = f"torch {theirs * 1e6:.1f} us ({host_us:.0f} us of host time)"
-        yield Figure(name=comparison.name, value=ours * 1e6, unit="us", note=note)
+        yield Metric(name=comparison.name, value=ours * 1e6, unit="us", note=note)
         if comparison.num_bytes:
             note = f"torch {comparison.num_bytes / theirs / 1e9:.0f} GB/s"
-            yield Figure(
+            yield Metric(
                 name=comparison.name,
                 value=comparison.num_bytes / ours / 1e9,
                 unit="GB/s",

@@ -65,8 +65,8 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def figure(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
-        """Add a metric. unit: only for metrics that the catalogue does not list. note: a remark."""
+    def metric(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
+        """Add a metric. unit: only for metrics that the catalog does not list. note: a remark."""
         self.figures.append({"name": name, "value": value, "unit": unit, "note": note})
         self._write()
 

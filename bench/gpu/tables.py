@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu.catalogue import DEVICE_PLUGINS, SECTIONS, SectionSpec
+from gpu.catalog import DEVICE_PLUGINS, SECTIONS, SectionSpec
 from gpu.report import NEVER, OK
 
 Run = Mapping[str, Any]
@@ -41,7 +41,7 @@ def render_table(run: Run) -> str:
         if section is None:
             continue
         lines.append(f"{spec.name:<18} {section['state']:<12} {section['seconds']:>6.1f} s")
-        lines += [f"    {line}" for line in _figure_lines(spec, section, small=run["small"])]
+        lines += [f"    {line}" for line in _metric_lines(spec, section, small=run["small"])]
         lines += [f"    {_counts_text(*item)}" for item in section["plugins"].items()]
         if section["state"] != OK and section.get("why"):
             lines += [f"    ! {line}" for line in section["why"].splitlines()]
@@ -61,13 +61,13 @@ def headline(run: Run) -> str:
 
 def page_block(run: Run | None) -> str:
     """Return a Markdown table of all sections and metrics. run: None if nothing was ever run."""
-    lines = ["| section | figure | target | result |", "|---|---|---|---|"]
+    lines = ["| section | measurement | target | result |", "|---|---|---|---|"]
     for spec in SECTIONS:
         section = {} if run is None else run["sections"].get(spec.name, {})
         state = section.get("state", NEVER)
         result = state if state == NEVER else _run_description(section)
         lines.append(f"| **{spec.name}** | {spec.question} | | {result} |")
-        lines += [f"| | {line} |" for line in _figure_cells(spec, section)]
+        lines += [f"| | {line} |" for line in _metric_cells(spec, section)]
         lines += [
             f"| | `{plugin}` | | {_counts(counts)} |"
             for plugin, counts in section.get("plugins", {}).items()
@@ -115,7 +115,7 @@ def is_sound(counts: Mapping[str, int]) -> bool:
     return bool(counts.get(_PASSED)) and not (counts.get("failed") or counts.get("error"))
 
 
-def _figure_lines(spec: SectionSpec, run: Run, *, small: bool) -> Iterator[str]:
+def _metric_lines(spec: SectionSpec, run: Run, *, small: bool) -> Iterator[str]:
     known = {item.name: item for item in spec.figures}
     for figure in run["figures"]:
         spec_of = known.get(figure["name"])
@@ -128,7 +128,7 @@ def _figure_lines(spec: SectionSpec, run: Run, *, small: bool) -> Iterator[str]:
         yield f"{what:<44} {value:>18}  {aim}{missed}{note}".rstrip()
 
 
-def _figure_cells(spec: SectionSpec, run: Run) -> Iterator[str]:
+def _metric_cells(spec: SectionSpec, run: Run) -> Iterator[str]:
     measured = {figure["name"]: figure for figure in run.get("figures", ())}
     for item in spec.figures:
         figure = measured.pop(item.name, None)

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail import LLM, SamplingParams
 from dovetail.plugins import PluginRegistry
 from dovetail.result import ModelRunnerOutput
-from gpu.catalogue import H200_COPY_GB_S
+from gpu.catalog import H200_COPY_GB_S
 from gpu.engine_runs import random_prompts
 from gpu.report import Report, Task
 from gpu.sections.probes import memory_rates
@@ -61,21 +61,21 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
         num_gpu_blocks_override=num_many * (num_in + num_out) // 16 + 64,
         block_size=16,
     ) as llm:
-        report.figure("load_s", time.perf_counter() - start)
+        report.metric("load_s", time.perf_counter() - start)
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
         rates = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
-        report.figure("one", statistics.median(rates), note=_spread(rates))
+        report.metric("one", statistics.median(rates), note=_spread(rates))
         many = _rates(llm, [num_in] * num_many, params, task.seed, 1 if task.small else 2)
-        report.figure("many", statistics.median(many), note=_spread(many))
+        report.metric("many", statistics.median(many), note=_spread(many))
         if task.device != "cpu":
             _report_host(llm, [num_in] * num_many, params, task, times, report)
     one, scale = statistics.median(rates), H200_COPY_GB_S / copy_gb_s
     if name == "qwen3-0.6b":
-        report.figure("one_h200", one * scale)
-        report.figure("many_h200", statistics.median(many) * scale)
+        report.metric("one_h200", one * scale)
+        report.metric("many_h200", statistics.median(many) * scale)
     else:
         gb_s = one * num_read_bytes(name) / 1e9
-        report.figure("read_share", 100 * gb_s / read_gb_s, note=f"{gb_s:,.0f} GB/s")
+        report.metric("read_share", 100 * gb_s / read_gb_s, note=f"{gb_s:,.0f} GB/s")
 
 
 def _rates(
@@ -123,8 +123,8 @@ def _report_host(
         engine.step()
         steps += 1
     busy = time.perf_counter() - start - times.waited
-    report.figure("launch_ms", 1e3 * statistics.median(times.launches))
-    report.figure("host_ms", 1e3 * busy / steps, note=f"mean of {steps} steps")
+    report.metric("launch_ms", 1e3 * statistics.median(times.launches))
+    report.metric("host_ms", 1e3 * busy / steps, note=f"mean of {steps} steps")
 
 
 def _spread(rates: list[float]) -> str:

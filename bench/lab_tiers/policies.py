@@ -78,9 +78,9 @@ def _judge(table: Table, metric: str, real: Values, simulated: Values) -> list[s
         measured = paired_difference(*(_column(real[name], metric) for name in pair))
         if not measured.excludes_zero:
             continue
-        modelled = paired_difference(*(_column(simulated[name], metric) for name in pair))
+        modeled = paired_difference(*(_column(simulated[name], metric) for name in pair))
         clear += 1
-        same += measured.t.mean * modelled.t.mean > 0
+        same += measured.t.mean * modeled.t.mean > 0
     tau = (2 * same - clear) / clear if clear else 0.0
     shown = f"{tau:.2f}" if clear else "–"
     word = table.judge(same == clear and tau >= TAU_LIMIT) if clear else "no pair"

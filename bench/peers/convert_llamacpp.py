@@ -46,8 +46,11 @@ def write_gguf(model: Path, out: Path) -> None:
     writer.close()
 
 
-def quantise(source: Path, out: Path, kind: int) -> None:
-    """Write a copy of a GGUF file in another type. Quantized tensors are requantized."""
+def quantize(source: Path, out: Path, kind: int) -> None:
+    """Write a copy of a GGUF file whose tensors have the type `kind`.
+
+    kind: a `llama_ftype` of llama.cpp. Tensors that are already quantized are requantized.
+    """
     params = native.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = kind, True
     code = native.llama_model_quantize(str(source).encode(), str(out).encode(), params)
@@ -140,7 +143,7 @@ def main() -> int:
     plain = Path(f"{prefix}-bf16.gguf")
     write_gguf(model, plain)
     for weights, kind in QUANTISED.items():
-        quantise(plain, Path(f"{prefix}-{weights}.gguf"), kind)
+        quantize(plain, Path(f"{prefix}-{weights}.gguf"), kind)
     return 0
 
 

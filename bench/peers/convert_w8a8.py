@@ -32,7 +32,7 @@ QUANTISATION = {
 }
 
 
-def quantise(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def quantize(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of the copy: each projection as int8 [out, in] and scales [out, 1]."""
     copy = {}
     for name, tensor in weights.items():
@@ -54,7 +54,7 @@ def main() -> int:
     for path in model.glob("*.json"):
         shutil.copy(path, out / path.name)
     for path in model.glob("*.safetensors"):
-        save_file(quantise(load_file(path)), out / path.name, {"format": "pt"})
+        save_file(quantize(load_file(path)), out / path.name, {"format": "pt"})
     config = json.loads((model / "config.json").read_text("utf-8"))
     config["quantization_config"] = QUANTISATION
     (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

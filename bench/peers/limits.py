@@ -91,7 +91,7 @@ class ModelShape:
         embedding = next(size for name, size in matrices.items() if "embed" in name)
         head = next((size for name, size in matrices.items() if "lm_head" in name), 0)
         experts = sum(size for name, size in matrices.items() if ".experts." in name)
-        # Layers with a state have no cache of keys and values. Their states are not counted.
+        # Recurrent layers have no KV cache. Their states are not counted.
         heads = config.get("num_attention_heads") or 0
         kinds = config.get("layer_types") or [""] * config["num_hidden_layers"]
         num_layers = sum(kind != "linear_attention" for kind in kinds) if heads else 0

@@ -17,8 +17,8 @@ HEAD = """# Performance on the CPU
 
 This page compares Dovetail with other engines on a CPU. Do not edit this page: the command
 `python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it, except for the
-section "Through HTTP". Absolute figures are valid only for one machine at one time, so compare only
-the ratios within a run.
+section "Through HTTP". Absolute measurements are valid only for one machine at one time, so compare
+only the ratios within a run.
 """
 
 HTTP_HEADING = "## Through HTTP"
@@ -57,8 +57,8 @@ METHOD = """## Method
 
 RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and format over four texts
   (`bench/quality.py`, [quantization.md](quantization.md)). A peer counts in a ratio if it is at
-  most {MAX_TIMES_OURS} × that of Dovetail in the same format; without a figure it does not count.
-  In bf16 every peer counts. The ratios to all peers are in the row below.
+  most {MAX_TIMES_OURS} × that of Dovetail in the same format; without a measurement, it does not
+  count. In bf16 every peer counts. The ratios to all peers are in the row below.
 """
 
 

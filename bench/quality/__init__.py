@@ -5,7 +5,7 @@ references  a GGUF file as a Hugging Face directory, as published or with added 
 formats     the formats of Dovetail and of other engines
 run         all formats and layers in turn
 job         one format in one process: metrics from the logits of an engine
-figures     perplexity, divergence and most likely tokens from logits
+metrics     perplexity, divergence and most likely tokens from logits
 positions   metrics of single positions from logits
 fidelity    one GGUF file in two engines, position by position
 engine_*    one engine each, with its own interpreter

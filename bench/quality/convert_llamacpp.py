@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 import llama_cpp.llama_cpp as native
-from peers.convert_llamacpp import quantise, write_gguf
+from peers.convert_llamacpp import quantize, write_gguf
 
 
 def main() -> None:
     """Convert the checkpoint or the file given on the command line."""
     if sys.argv[1] == "--float32":
-        quantise(Path(sys.argv[2]), Path(sys.argv[3]), native.LLAMA_FTYPE_ALL_F32)
+        quantize(Path(sys.argv[2]), Path(sys.argv[3]), native.LLAMA_FTYPE_ALL_F32)
         return
     model, out, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     plain = out / "BF16.gguf"
@@ -29,7 +29,7 @@ def main() -> None:
         write_gguf(model, plain)
     if kind != "BF16":
         file_type = getattr(native, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        quantise(plain, out / f"{kind}.gguf", file_type)
+        quantize(plain, out / f"{kind}.gguf", file_type)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ PEER_FLOAT32, PEER_BLOCKS = "llama.cpp, float32", "llama.cpp, blocks"
 JSON_NAME = "fidelity.json"
 
 Texts = Mapping[str, Mapping[str, Sequence[float]]]
-"""The figures of `PositionRecorder` by text."""
+"""The values that `PositionRecorder` recorded, by text."""
 
 
 def measure(

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quality.figures import Recorder
+from quality.metrics import Recorder
 from quality.positions import PositionRecorder
 
 BENCH = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quality.figures import SLAB_ROWS, Recorder, log_softmax
+from quality.metrics import SLAB_ROWS, Recorder, log_softmax
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from dovetail.interfaces import Policy
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.fakes.policy import AgeingPolicy, FakePolicy
+from dovetail_devkit.fakes.policy import AgingPolicy, FakePolicy
 from dovetail_devkit.scheduler.program import random_program
 from dovetail_devkit.suites.scheduler import check_program
 
@@ -46,7 +46,7 @@ def by_plan(policy):
     return ByPlan
 
 
-POLICIES = [Policy, Priority, Oldest, FakePolicy, AgeingPolicy]
+POLICIES = [Policy, Priority, Oldest, FakePolicy, AgingPolicy]
 
 
 def program(driver, rng, depth):

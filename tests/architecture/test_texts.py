@@ -28,7 +28,7 @@ wraps. Another sentence follows.
 """
 
 
-def test_python_texts_have_a_kind_and_a_line():
+def test_a_text_of_a_python_file_has_a_kind_and_a_line_number():
     by_name = {
         (python_text.kind, python_text.line, python_text.text)
         for python_text in python_texts("a.py", PYTHON, shipped=True)

@@ -1,4 +1,4 @@
-"""Docstrings, comments, messages, test names and document sentences, with file and line.
+"""Docstrings, comments, messages, test names and document sentences, with file and line number.
 
 Run it to print a random sample for a reviewer:
 
@@ -36,7 +36,7 @@ _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One text. path: relative to the project. line: first line of the text, from 1."""
+    """One text. path: relative to the project. line: number of its first line, from 1."""
 
     kind: str
     path: str
@@ -148,7 +148,7 @@ def _joined(text: str) -> str:
 
 
 def main() -> int:
-    """Print a sample, or all texts: kind, path with line, and text, separated by tabs."""
+    """Print a sample, or all texts: kind, path with line number, and text, separated by tabs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--sample", type=int, default=0, metavar="N", help="number of texts in the sample"

@@ -29,7 +29,7 @@ def engines(monkeypatch, tmp_path):
     return by_name
 
 
-def test_the_time_of_a_step_excludes_the_prompt(engines, capsys):
+def test_the_time_of_a_step_excludes_prefill(engines, capsys):
     long_context.main()
     printed = capsys.readouterr().out
     assert "dovetail: 10.00 ms per step" in printed

@@ -10,8 +10,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf_files.models import write_model
-from quality.figures import Recorder
 from quality.job import JobError, run_job, run_separately, run_tool
+from quality.metrics import Recorder
 from quality.references import write_reference
 from quality.texts import CALIBRATION, EVALUATION, TextError
 from safetensors.torch import load_file, save_file

@@ -12,7 +12,7 @@ from dovetail.scheduling import Scheduler
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.policy_driver import PolicyDriver
 from dovetail.scheduling.waiting_queue import HeapQueue
-from dovetail_devkit.fakes.policy import AgeingPolicy, FakePolicy
+from dovetail_devkit.fakes.policy import AgingPolicy, FakePolicy
 from dovetail_devkit.fakes.scheduler import FakeScheduler
 from dovetail_devkit.policy import programs as policy_programs
 from dovetail_devkit.suites import policy as policy_suite
@@ -182,7 +182,7 @@ class SkipsARunningRequest(PolicyDriver):
 MECHANISMS = [
     (ReportsNoGrants, FakePolicy),
     (ReportsNoTokens, FakePolicy),
-    (NumbersArrivalsInReverse, AgeingPolicy),
+    (NumbersArrivalsInReverse, AgingPolicy),
     (HidesWaitingRequests, FakePolicy),
     (with_part("_mechanism", AdmitsOneRequest), PriorityPolicy),
     (with_part("_mechanism", NeverPreempts), PriorityPolicy),
@@ -205,4 +205,4 @@ def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, m
 @pytest.mark.costly
 def test_a_correct_policy_passes():
     """The other policies of this file are installed plugins, which have their own tests."""
-    check_policy(AgeingPolicy, num_programs=8)
+    check_policy(AgingPolicy, num_programs=8)

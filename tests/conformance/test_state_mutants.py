@@ -1,4 +1,4 @@
-"""The suite of ops detects faulty operations with states."""
+"""The suite of ops detects faulty recurrent operations."""
 
 import math
 from dataclasses import replace
@@ -185,14 +185,14 @@ class SavesTheStateBeforeTheLastToken(FakeOps):
         SavesTheStateBeforeTheLastToken,
     ],
 )
-def test_a_faulty_operation_with_states_is_detected(mutant):
+def test_a_faulty_recurrent_operation_is_detected(mutant):
     with pytest.raises(AssertionError):
         run_all(cases_of(mutant, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ops_cls", [FakeOps, TorchOps])
-def test_correct_operations_with_states_pass(ops_cls, dtype):
+def test_correct_recurrent_operations_pass(ops_cls, dtype):
     cases = list(cases_of(ops_cls, dtype))
     assert len(cases) == 62
     run_all(cases)

@@ -15,7 +15,7 @@ from typing import Any
 
 from docs.gpu_proofs import parts_block, rejected_block
 from docs.policy_facts import ROOT, record, recorded
-from gpu.catalogue import DEVICE_PLUGINS
+from gpu.catalog import DEVICE_PLUGINS
 from gpu.device_parts import STAND_INS
 from gpu.tables import headline, page_block, plugins_block, verified_text
 
@@ -76,13 +76,13 @@ def blocks(runs: dict[str, Any]) -> dict[str, str]:
         )
         for run in runs.values()
     ]
-    figures = [f"### {run['device']['name']}\n\n{page_block(run)}" for run in runs.values()]
+    results = [f"### {run['device']['name']}\n\n{page_block(run)}" for run in runs.values()]
     return {
         "runs": "\n".join(lines) or NOTHING,
         "plugins": plugins_block(runs),
         "proofs": parts_block(runs),
         "rejected": rejected_block(),
-        "figures": "\n\n".join(figures) or page_block(None),
+        "results": "\n\n".join(results) or page_block(None),
     }
 
 

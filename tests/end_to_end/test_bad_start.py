@@ -98,10 +98,10 @@ def test_a_plugin_class_of_another_kind_is_rejected(model_dir, options, field):
 def test_the_error_for_a_module_that_fails_at_import_gives_the_reason(
     model_dir, options, field, tmp_path, monkeypatch
 ):
-    (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the licence has run out')\n")
+    (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the license has run out')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     message = reject(PluginLoadError, model_dir, options, **{field: f"bad_{field}:Thing"})
-    assert "the licence has run out" in message
+    assert "the license has run out" in message
 
 
 def test_the_error_for_an_unknown_option_suggests_a_similar_name(model_dir, options):

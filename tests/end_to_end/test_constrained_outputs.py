@@ -70,7 +70,7 @@ def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(e
     assert [item.outputs[0].token_ids for item in engine.generate([PROMPT] * 3, asking)] == expected
 
 
-def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine):
+def test_several_completions_and_stop_strings_and_logprobs_work_with_a_grammar(one_engine):
     expected = StructuredOutputsParams(regex="[a-d]{6}")
     arguments = SamplingParams(n=3, max_tokens=20, seed=1, logprobs=2, structured_outputs=expected)
     (output,) = one_engine.generate(PROMPT, arguments)

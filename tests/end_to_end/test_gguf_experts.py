@@ -90,7 +90,7 @@ def test_native_experts_compute_with_the_blocks_of_the_file(name, tmp_path, capl
 
 @pytest.mark.costly
 @pytest.mark.parametrize("name", ["deepseek2, v3", "gpt-oss"])
-def test_two_ranks_divide_the_experts_and_heads_of_a_file(name, tmp_path):
+def test_the_experts_and_heads_of_a_file_are_sharded_over_two_ranks(name, tmp_path):
     """Half of an expert or of a head is not a whole number of blocks."""
     path = write(name, tmp_path, type_=GGMLQuantizationType.Q8_0)
     options = {"dtype": "float32", "linear_method": "torch"}

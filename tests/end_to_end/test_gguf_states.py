@@ -1,4 +1,4 @@
-"""GGUF files of models with states: damaged metadata and tensors are rejected."""
+"""GGUF files of recurrent models: damaged metadata and tensors are rejected."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_an_installed_linear_method_that_declares_the_format_is_selected_automat
     LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
 
 
-def test_explain_reports_the_same_reason_for_a_rejected_checkpoint_as_the_engine(folder):
+def test_explain_and_the_engine_give_the_same_reason_for_a_rejected_checkpoint(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
         args = EngineArgs(model=folder(GPTQ), platform="cpu", load_format="dummy")
         explain_choice("linear_method", args)

@@ -1,4 +1,4 @@
-"""Steps with states, latent attention and shared experts are replayed, and are batch-invariant.
+"""Recurrent layers, latent attention and shared experts are replayed, and are batch-invariant.
 
 Models in bfloat16 with the native kernels of the CPU.
 """

@@ -1,4 +1,4 @@
-"""Models with states are served with the default options, and unsupported options are rejected."""
+"""Recurrent models are served with the default options, and unsupported options are rejected."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_a_cached_prefix_is_continued_from_its_state(folder, expected):
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_models_with_states_run_in_bfloat16_and_with_int8_weights(folder, options):
+def test_recurrent_models_run_in_bfloat16_and_with_int8_weights(folder, options):
     with LLM(folder, **OWN | {"dtype": "bfloat16"} | options) as llm:
         assert [len(row) for row in tokens_of(llm)] == [6] * 4
 
 
-def test_compilation_is_rejected_for_models_with_states(folder):
+def test_compilation_is_rejected_for_recurrent_models(folder):
     with pytest.raises(DovetailError, match="models with recurrent layers, such as linear"):
         LLM(folder, **OWN | {"compile_level": "as_is"})
 
@@ -101,7 +101,7 @@ def test_states_of_aborted_requests_are_not_read(folder, expected):
         assert tokens_of(llm) == expected
 
 
-def test_a_kv_connector_keeps_states(folder, expected):
+def test_a_kv_connector_stores_and_loads_recurrent_states(folder, expected):
     """The second and third prompt continue the state that the connector has stored."""
     with LLM(folder, **OWN | {"kv_connector": "memory"}) as llm:
         for num_cached in (0, 256, 256):

@@ -1,4 +1,4 @@
-"""The rules of llama.cpp's converter for families whose layers have states.
+"""The rules of llama.cpp's converter for families with recurrent layers.
 
 Source: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py`.
 """
@@ -79,7 +79,7 @@ STATE_CONVERSIONS: Mapping[str, Conversion] = {
 
 
 def converted_state(config: Any, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the tensors of the file that contain a parameter of a layer with a state.
+    """Return the tensors of the file that contain a parameter of a recurrent layer.
 
     Other parameters are returned unchanged.
     """

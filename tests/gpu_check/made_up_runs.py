@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu.catalogue import SectionSpec
+from gpu.catalog import SectionSpec
 from gpu.check import Check, CheckOptions
 
 ROOT = Path(__file__).resolve().parents[2]

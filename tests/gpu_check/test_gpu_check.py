@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gpu.catalogue import SECTIONS, TOTAL_S, section
+from gpu.catalog import SECTIONS, TOTAL_S, section
 from gpu.report import BROKEN, DIED, FAILED, LACKS, LATE, NO_DEVICE, OK
 from gpu.tables import aims_missed, render_table
 from gpu_check.made_up_runs import run_command, run_sections
@@ -20,7 +20,7 @@ from dovetail_devkit.harnesses.process_tree import is_running
 
 SMALL_S = 40.0
 
-FINE = "def run(task, report):\n    report.figure('answer', 42.0, unit='apples')\n"
+FINE = "def run(task, report):\n    report.metric('answer', 42.0, unit='apples')\n"
 RAISES = FINE + "    raise KeyError('lost')\n"
 HANGS = FINE + "    import time\n    time.sleep(60)\n"
 DIES = FINE + "    import os, sys\n    print('farewell', flush=True)\n    os._exit(7)\n"
@@ -63,7 +63,7 @@ def test_a_failing_section_does_not_affect_other_sections(tmp_path):
     assert actual["wrong"]["why"] == "it is off by one" and actual["wrong"]["notes"] == [
         "by the way"
     ]
-    # Figures measured before the failure are kept.
+    # Metrics measured before the failure are kept.
     values = [[figure["value"] for figure in item["figures"]] for item in actual.values()]
     assert values == [[], *[[42.0]] * 6]
 

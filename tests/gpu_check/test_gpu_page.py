@@ -20,7 +20,7 @@ from docs.gpu_page import (
     with_verified,
 )
 from docs.gpu_proofs import parts_block, read_proofs
-from gpu.catalogue import DEVICE_PLUGINS, SECTIONS
+from gpu.catalog import DEVICE_PLUGINS, SECTIONS
 from gpu.report import NEVER
 from gpu.tables import UNVERIFIED, page_block, plugins_block, verified_text
 
@@ -179,7 +179,7 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
     keep_run({**RUN, "seconds": 470.0})
     assert json.loads(copy.read_text("utf-8"))["runs"]["cuda"]["seconds"] == 470.0
     shown = blocks(read_runs())
-    assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["figures"]
+    assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["results"]
 
 
 def test_runs_of_single_sections_are_merged():

@@ -12,7 +12,7 @@ from gpu.engine_runs import report_agreement
 from gpu.report import Report, Task, read_report
 from gpu.sections import vllm
 from gpu.sections.conformance import _PARTS, read_counts
-from gpu.sections.synchronisation import _WARM_STEPS, watched_worker
+from gpu.sections.synchronization import _WARM_STEPS, watched_worker
 from gpu.shapes import SHAPES, num_read_bytes, num_weight_bytes, write_shape
 
 from dovetail.config.model_directory import ModelDirectory
@@ -64,7 +64,7 @@ def test_a_report_is_written_after_every_entry(tmp_path):
     file = tmp_path / "report.json"
     assert read_report(file)["figures"] == []
     report = Report(file=file)
-    report.figure("one", 1.5, unit="s")
+    report.metric("one", 1.5, unit="s")
     assert read_report(file)["figures"] == [{"name": "one", "value": 1.5, "unit": "s", "note": ""}]
     report.fail("wrong")
     report.plugin("ops:x", {"passed": 3})

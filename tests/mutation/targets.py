@@ -13,7 +13,7 @@ SKIPPED_FUNCTIONS = frozenset({"check_integrity"})
 _SCHEDULING = (
     ("policy", "priority"),
     ("scheduler", "fcfs"),
-    ("policy", "dovetail_devkit.fakes.policy:AgeingPolicy"),
+    ("policy", "dovetail_devkit.fakes.policy:AgingPolicy"),
 )
 _RUNNER = "platforms/torch/src/dovetail_torch/runner"
 _ATTENTION = "attention_backends/torch/src/dovetail_attn_torch"

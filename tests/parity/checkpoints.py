@@ -103,15 +103,15 @@ class Checkpoint:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers have a state instead of a cache of keys and values."""
+        """Whether some layers are recurrent."""
         return "linear_attention" in (getattr(self.oracle.config, "layer_types", None) or ())
 
     @property
     def windows(self) -> list[int]:
         """The sliding window of each layer, 0 for none, as transformers reads the config.
 
-        A layer with a state needs only the state after the previous token: a window of 2. A layer
-        with chunked attention needs as many blocks as one with a window of the size of a chunk.
+        A recurrent layer needs only the state after the previous token: a window of 2. A layer with
+        chunked attention needs as many blocks as one with a window of the size of a chunk.
         """
         config = self.oracle.config
         kinds = getattr(config, "layer_types", None)

@@ -1,4 +1,4 @@
-"""The fields of small checkpoints of families with states instead of attention in some layers."""
+"""The fields of small checkpoints of families with recurrent layers."""
 
 from __future__ import annotations
 

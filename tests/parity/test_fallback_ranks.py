@@ -89,7 +89,7 @@ def test_two_ranks_agree_with_transformers(name: str, tmp_path: Path, record_pro
 
 
 @pytest.mark.costly
-def test_four_ranks_share_two_key_value_heads_that_the_plan_does_not_divide(tmp_path: Path) -> None:
+def test_four_ranks_share_two_key_value_heads_that_the_plan_does_not_shard(tmp_path: Path) -> None:
     checkpoint = make_fallback("olmo2", tmp_path, commit_seed()[0])
     run_config = replace(TWO_RANKS, options={"tensor_parallel_size": 4, **RANKS})
     ran = run_engine(checkpoint, run_config, MAX_LEN)
@@ -137,7 +137,7 @@ def test_each_of_two_ranks_holds_half_of_the_weights_and_of_the_cache(
 
 @pytest.mark.parametrize("model_type", ONE_RANK_ONLY)
 def test_an_architecture_without_a_tensor_parallel_plan_is_rejected(model_type: str) -> None:
-    with pytest.raises(ConfigError, match=r"^tensor_parallel_size=2 .* divide \w+: it has no plan"):
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size=2 .* shard \w+: it has no plan"):
         create(model_type, 2)
 
 
@@ -154,7 +154,7 @@ def test_an_architecture_without_a_tensor_parallel_plan_is_rejected(model_type: 
         (2, {"num_key_value_heads": 1}, ModelError, "ArceeForCausalLM .* 1 key-value heads"),
     ],
 )
-def test_sizes_that_the_ranks_cannot_divide_are_rejected(
+def test_sizes_that_are_not_divisible_by_the_number_of_ranks_are_rejected(
     num_ranks: int, changes: dict[str, int], error: type[DovetailError], text: str
 ) -> None:
     with pytest.raises(error, match=rf"^tensor_parallel_size={num_ranks} .*{text}"):
@@ -174,7 +174,7 @@ def test_a_tensor_parallel_plan_with_an_unsupported_entry_is_rejected(
     entries: dict[str, object], text: str, monkeypatch
 ) -> None:
     change_plan(monkeypatch, entries)
-    with pytest.raises(ConfigError, match=f"divide ArceeForCausalLM: its plan .*{text}"):
+    with pytest.raises(ConfigError, match=f"shard ArceeForCausalLM: its plan .*{text}"):
         create("arcee", 2)
 
 
@@ -188,7 +188,7 @@ def test_a_tensor_parallel_plan_with_an_unsupported_entry_is_rejected(
             "norm": "all_reduce",
         },
     ],
-    ids=["other features", "a sum too much"],
+    ids=["other features", "an extra all-reduce"],
 )
 def test_a_tensor_parallel_plan_that_changes_the_logits_is_rejected(
     entries: dict[str, str], arcee: Checkpoint, monkeypatch

@@ -93,7 +93,7 @@ def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, 
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3next"])
-def test_quantized_layers_with_states_agree_with_transformers(name, tmp_path):
+def test_quantized_recurrent_layers_agree_with_transformers(name, tmp_path):
     assert largest_difference(name, tmp_path, GGMLQuantizationType.Q8_0) <= TOLERANCE
 
 

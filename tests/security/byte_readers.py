@@ -175,7 +175,10 @@ def _from_engine(content: bytes) -> None:
 
 
 def _call_reader(name: str, arguments: tuple[object, ...]) -> ByteReader:
-    """Return the reader of a call of an operation. The message contains the arguments as bytes."""
+    """Return the reader of a message that calls the operation `name`.
+
+    The message contains the arguments as bytes.
+    """
     call = messages.Call(1, name, msgspec.msgpack.encode(arguments))
     return ByteReader(good=messages.pack(call), read=_to_engine, form=behind(3, messagepack))
 

@@ -27,6 +27,6 @@ def run(task: Task, report: Report) -> None:
     )
     seconds = time.perf_counter() - start_s
     equal = sum(left == right for left, right in zip(tokens, expected, strict=True))
-    report.figure("equal", 100 * equal / len(prompts))
-    report.figure("ratio", 100 * eager_s / compiled_s)
-    report.figure("seconds", seconds)
+    report.metric("equal", 100 * equal / len(prompts))
+    report.metric("ratio", 100 * eager_s / compiled_s)
+    report.metric("seconds", seconds)

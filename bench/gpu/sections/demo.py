@@ -32,7 +32,7 @@ def run(task: Task, report: Report) -> None:
         output.outputs[0].finish_reason == "stop" and item.check(text, output.outputs[0].text)
         for (item, text), output in zip(requested, outputs, strict=True)
     )
-    report.figure("right", 100 * right / len(requested), note=f"{right} of {len(requested)}")
+    report.metric("right", 100 * right / len(requested), note=f"{right} of {len(requested)}")
     parts = {
         item.kind: item.name for item in plugins if item.kind in ("attention", "ops", "worker")
     }

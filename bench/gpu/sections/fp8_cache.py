@@ -31,7 +31,7 @@ def run(task: Task, report: Report) -> None:
     for name, (dtype, scales) in _CACHES.items():
         tokens = _generate(model, prompts, task, kv_cache_dtype=dtype, kv_cache_scales=scales)
         same = sum(left == right for left, right in zip(tokens, expected, strict=True))
-        report.figure(name, 100 * same / len(expected))
+        report.metric(name, 100 * same / len(expected))
 
 
 def _generate(model: str, prompts: list[list[int]], task: Task, **cache: str) -> list[int]:

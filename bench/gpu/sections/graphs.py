@@ -43,7 +43,7 @@ def run(task: Task, report: Report) -> None:
             _rate(str(checkpoint.folder), mode, prompts[0], params, task)
             for mode in (MODES[0], MODES[-1])
         )
-        report.figure("ratio", 100 * graphs / eager, note=f"{graphs:,.0f} and {eager:,.0f} /s")
+        report.metric("ratio", 100 * graphs / eager, note=f"{graphs:,.0f} and {eager:,.0f} /s")
 
 
 def _options(task: Task, mode: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _look_at_share(task: Task, report: Report) -> None:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
         free, total = module.mem_get_info()
     used = 100 * (total - free) / total
-    report.figure("used", used)
+    report.metric("used", used)
     if used < 0.9 * 100 * _SHARE:
         report.fail(f"the engine uses only {used:.1f} % of the memory; it may use {_SHARE:.0%}")
 
@@ -57,8 +57,8 @@ def _look_at_growth(task: Task, report: Report) -> None:
         done = _steps(llm, num_steps, task.seed + 1)
         after = _held(task.parts.device_type)
     if task.device != "cpu":
-        report.figure("device_mib", (after[0] - before[0]) / _MIB)
-    report.figure("host_mib", (after[1] - before[1]) / _MIB, note=f"{done} steps")
+        report.metric("device_mib", (after[0] - before[0]) / _MIB)
+    report.metric("host_mib", (after[1] - before[1]) / _MIB, note=f"{done} steps")
 
 
 def _steps(llm: LLM, num_steps: int, seed: int) -> int:

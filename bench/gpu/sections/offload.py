@@ -20,5 +20,5 @@ def run(task: Task, report: Report) -> None:
     expected, usual_s = run_shape(task, model, prompts)
     tokens, offloaded_s = run_shape(task, model, prompts, cpu_offload_gb=offload_gb)
     equal = sum(left == right for left, right in zip(tokens, expected, strict=True))
-    report.figure("equal", 100 * equal / len(prompts))
-    report.figure("ratio", 100 * usual_s / offloaded_s)
+    report.metric("equal", 100 * equal / len(prompts))
+    report.metric("ratio", 100 * usual_s / offloaded_s)

@@ -65,8 +65,8 @@ def run(task: Task, report: Report) -> None:
         return
     report_agreement(actual.agreements, report)
     if actual.distances:
-        report.figure("bf16_kl", max(kl for kl, _ in actual.distances))
-        report.figure("bf16_top1", 100 * min(top1 for _, top1 in actual.distances))
+        report.metric("bf16_kl", max(kl for kl, _ in actual.distances))
+        report.metric("bf16_top1", 100 * min(top1 for _, top1 in actual.distances))
 
 
 @dataclass(kw_only=True)

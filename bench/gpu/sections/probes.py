@@ -22,9 +22,9 @@ _SMALL_SIDE = 256
 def run(task: Task, report: Report) -> None:
     """Measure copy and read bandwidth and the rate of a matrix product."""
     copy_gb_s, read_gb_s = memory_rates(task)
-    report.figure("copy_gb_s", copy_gb_s)
-    report.figure("read_gb_s", read_gb_s)
-    report.figure("gemm_tflop_s", _product_rate(task))
+    report.metric("copy_gb_s", copy_gb_s)
+    report.metric("read_gb_s", read_gb_s)
+    report.metric("gemm_tflop_s", _product_rate(task))
 
 
 def memory_rates(task: Task) -> tuple[float, float]:

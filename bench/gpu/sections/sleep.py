@@ -45,9 +45,9 @@ def run(task: Task, report: Report) -> None:
             llm.wake_up(tags=["kv_cache"])
             tokens = _tokens(llm, prompts, params)
             equal += sum(left == right for left, right in zip(tokens, expected, strict=True))
-    report.figure("equal", 100 * equal / (2 * len(prompts)))
+    report.metric("equal", 100 * equal / (2 * len(prompts)))
     total = num_weight_bytes(shape) + cache_bytes
-    report.figure("released", 100 * min(released) / total)
+    report.metric("released", 100 * min(released) / total)
 
 
 def _tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:

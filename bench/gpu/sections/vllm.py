@@ -37,7 +37,7 @@ def run(task: Task, report: Report) -> None:
         return
     for name in ("one", "many"):
         own, other = rates["dovetail"][name], rates["vllm"][name]
-        report.figure(name, 100 * own / other, note=f"{own:,.0f} and {other:,.0f} tokens/s")
+        report.metric(name, 100 * own / other, note=f"{own:,.0f} and {other:,.0f} tokens/s")
 
 
 def _measure(

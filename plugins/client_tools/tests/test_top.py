@@ -59,7 +59,7 @@ def test_the_state_of_a_server_is_printed(run, null, steps):
     assert re.search(r"^ +1 +decode +\d+ +64 +[\d.]+ +0  █▪+$", text, re.MULTILINE), text
 
 
-def test_the_figures_are_printed_as_json(run, null, steps):
+def test_the_state_of_a_server_is_printed_as_json(run, null, steps):
     with null.running(steps.respond) as url:
         code, text, _ = run("top", "--url", url, "--once", "--json", "--interval-s", 0.5)
     figures = json.loads(text)
@@ -141,7 +141,9 @@ def test_the_display_fits_into_the_terminal(steps, width):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_server_texts_cannot_control_the_terminal(run, null, steps, monkeypatch, arguments):
+def test_strings_sent_by_the_server_cannot_control_the_terminal(
+    run, null, steps, monkeypatch, arguments
+):
     steps.stats = {"policy": HOSTILE[:200]}
     models = {"data": [{"id": HOSTILE}]}
     monkeypatch.setattr(null, "MODELS", json.dumps(models).encode())

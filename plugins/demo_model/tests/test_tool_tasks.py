@@ -170,7 +170,7 @@ def test_a_written_call_is_parsed_to_the_same_name_and_arguments():
     assert parse_call(f" {CALL}\n") == ("add", {"a": 27, "b": 58})
 
 
-def test_training_conversations_with_functions_contain_calls_rejections_and_plain_answers(
+def test_training_conversations_with_functions_contain_calls_and_rejections_and_plain_answers(
     training_modules,
 ):
     from conversations import draw_conversation
@@ -229,7 +229,7 @@ def test_the_template_with_functions_gives_the_token_ids_of_the_training_data(sy
     assert learned == f"{CALL}27 + 58 = 85.cow: c o w."
 
 
-def test_the_template_accepts_arguments_as_text_several_calls_and_functions_without_parameters(
+def test_the_template_accepts_several_calls_whose_arguments_are_json_strings(
     saved,
 ):
     calls = [

@@ -72,7 +72,7 @@ speculative decoding.
 | tokenizer | byte-level BPE, {vocab_size} tokens, single digits, with a chat template |
 | context | {max_position_embeddings} positions; trained on rows of up to 512 tokens |
 | languages | English |
-| licence | Apache-2.0 |
+| license | Apache-2.0 |
 
 ## Accuracy
 

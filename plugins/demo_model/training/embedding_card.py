@@ -40,7 +40,7 @@ also if they have few words in common:
 | tokenizer | WordPiece in lower case, {vocab_size} tokens: the words of the data, and characters |
 | context | {max_position_embeddings} positions |
 | languages | English |
-| licence | Apache-2.0 |
+| license | Apache-2.0 |
 
 ## Accuracy
 

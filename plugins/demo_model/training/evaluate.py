@@ -139,7 +139,7 @@ _Graded = tuple[str, str, bool, bool]
 
 
 def _graded(question: ToolQuestion, text: str, ended: bool) -> _Graded:
-    """Grade the first text: the call if a function is needed, otherwise the answer."""
+    """Grade the first text: the tool call if a function is needed, otherwise the answer."""
     check = question.check_call if question.turn.name else question.check_answer
     return question.turn.prompt, text, ended, ended and check(text)
 

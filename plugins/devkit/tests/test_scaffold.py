@@ -38,7 +38,7 @@ IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:
         ("with__two_", "with__two", "with-two", "WithTwo"),
     ],
 )
-def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
+def test_the_plugin_name_determines_the_names_of_package_and_distribution_and_class(
     name, package, distribution, stem
 ):
     plugin_name = name_plugin("policy", name)

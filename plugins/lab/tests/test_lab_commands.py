@@ -53,7 +53,7 @@ def log(tmp_path):
     return path
 
 
-def test_replay_reports_that_every_plan_is_the_same(log, capsys):
+def test_the_replay_command_reports_that_every_plan_is_the_same(log, capsys):
     assert main(["lab", "replay", str(log)]) == 0
     output = capsys.readouterr().out
     assert output.startswith(
@@ -62,7 +62,7 @@ def test_replay_reports_that_every_plan_is_the_same(log, capsys):
     assert "steps/s" in output and "Every plan is the same, byte for byte." in output
 
 
-def test_replay_shows_both_values_of_the_first_difference(log, capsys):
+def test_the_replay_command_shows_both_values_of_the_first_difference(log, capsys):
     assert main(["lab", "replay", str(log), "--scheduler", "priority"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("priority: 0 steps") and "Step 0 is the first" in lines[1]
@@ -87,7 +87,7 @@ def test_the_commands_reject_a_file_that_is_not_a_decision_log(command, tmp_path
     assert not output.out and "is not a decision log" in output.err
 
 
-def test_show_prints_a_summary_of_the_log(log, capsys):
+def test_the_show_command_prints_a_summary_of_the_log(log, capsys):
     assert main(["lab", "show", str(log)]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:11].strip(): line[11:].strip() for line in lines}
@@ -101,7 +101,7 @@ def test_show_prints_a_summary_of_the_log(log, capsys):
     assert rows["size"].endswith("per step")
 
 
-def test_show_prints_each_step_as_json(log, capsys):
+def test_the_show_command_prints_each_step_as_json(log, capsys):
     assert main(["lab", "show", "--steps", str(log)]) == 0
     first, *_, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["step_id"] == 0 and first["now_ns"] == 9 * MS and last["step_id"] == 4
@@ -146,7 +146,9 @@ def local(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Mine", "MyScheduler"])
-def test_replay_runs_a_recorded_class_from_a_file_only_if_trusted(name, local, capsys, monkeypatch):
+def test_the_replay_command_runs_a_recorded_class_from_a_file_only_if_trusted(
+    name, local, capsys, monkeypatch
+):
     log = local(f"./mine.py:{name}")
     assert main(["lab", "replay", log]) == 2
     output = capsys.readouterr().err
@@ -156,7 +158,7 @@ def test_replay_runs_a_recorded_class_from_a_file_only_if_trusted(name, local, c
     assert "byte for byte" in capsys.readouterr().out
 
 
-def test_replay_runs_another_scheduler_from_a_file_only_if_trusted(local, capsys):
+def test_the_replay_command_runs_another_scheduler_from_a_file_only_if_trusted(local, capsys):
     log = local("./mine.py:Mine")
     assert main(["lab", "replay", log, "--scheduler", "./mine.py:Mine"]) == 2
     assert "--trust-local-code" in capsys.readouterr().err

@@ -42,7 +42,9 @@ def rows_of(path):
 
 
 @pytest.mark.costly
-def test_compare_runs_policies_of_packages_and_files_and_writes_a_report(folder, capsys):
+def test_the_compare_command_runs_policies_of_packages_and_files_and_writes_a_report(
+    folder, capsys
+):
     policies = "fcfs,sarathi,./mine.py:Mine"
     command = ["lab", "compare", "--policies", policies, "--trace", "azure:conv", *SMALL]
     options = ["--load", "0.5,0.9", "--tenants", "2", "--slo", "ttft:500,tpot:50"]
@@ -146,7 +148,7 @@ def test_an_impossible_comparison_is_rejected(arguments, message, folder, capsys
 
 
 @pytest.mark.costly
-def test_sweep_prints_the_options_from_best_to_worst(folder, capsys):
+def test_the_sweep_command_prints_the_options_from_best_to_worst(folder, capsys):
     command = ["lab", "sweep", "sarathi", "--option", "chunk=64,2048", "--metric", "gap_mean"]
     assert main([*command, "--trace", "azure:conv", *SMALL, "--load", "0.7"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -155,7 +157,9 @@ def test_sweep_prints_the_options_from_best_to_worst(folder, capsys):
 
 
 @pytest.mark.costly
-def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
+def test_the_adversary_command_writes_an_experiment_that_the_compare_command_repeats(
+    folder, capsys
+):
     command = ["lab", "adversary", "fcfs", "sarathi", "--trials", "3", "--metric", "gap_mean"]
     options = ["--requests", "40", "--seeds", "1", "--out", "out", "--jobs", "1"]
     assert main([*command, *options]) == 0
@@ -167,7 +171,7 @@ def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
     assert "omit --trace" in capsys.readouterr().err
 
 
-def test_run_writes_a_decision_log_that_explain_and_diff_read(folder, capsys):
+def test_the_run_command_writes_a_decision_log_for_the_explain_and_diff_commands(folder, capsys):
     command = ["lab", "run", "fcfs", "--trace", "azure:conv", "--requests", "80", "--load", "2"]
     assert main([*command, "--decision-log", "a.log", "--perfetto", "a.json"]) == 0
     output = capsys.readouterr().out

@@ -199,7 +199,7 @@ def test_explain_prints_the_reason_for_a_request_or_all_actions_of_a_step(log, c
     assert "run c: denied: seats" in output
 
 
-def test_diff_shows_the_first_different_step_with_both_views(log, capsys):
+def test_the_diff_command_shows_the_first_different_step_with_both_views(log, capsys):
     assert main(["lab", "diff", str(log), "priority"]) == 1
     output = capsys.readouterr().out
     assert "The first 0 steps are equal. Step 0 differs:" in output

@@ -18,7 +18,7 @@ from dovetail_lab.summary import LogObserver, summarize
 SEEDS = range(12)
 CORE = "dovetail.scheduling.scheduler:Scheduler"
 NAMES = sorted({found.name for found in PluginRegistry().candidates("policy")})
-NAMES += ["dovetail_devkit.fakes.policy:AgeingPolicy"]
+NAMES += ["dovetail_devkit.fakes.policy:AgingPolicy"]
 
 
 def recorded(path, name):

@@ -191,7 +191,7 @@ def test_percentages_have_two_significant_digits(value, text):
     assert percent_text(float("nan")) == ""
 
 
-def test_html_pages_escape_texts():
+def test_all_strings_in_html_pages_are_escaped():
     table = TextTable(title="<t>", headings=["<h>"], rows=[["<c>"]])
     section = Section(title="<s>", paragraphs=["<p1>"], warnings=["<w>"], tables=[table])
     page = render_page("<title>", "<sub>", [section])

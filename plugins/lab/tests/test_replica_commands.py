@@ -63,7 +63,7 @@ def test_lab_run_prints_metrics_of_all_replicas(folder, capsys):
 
 
 @pytest.mark.costly
-def test_compare_ranks_routers_as_policies_with_labels(folder, capsys):
+def test_the_compare_command_ranks_routers_as_policies_with_labels(folder, capsys):
     (folder / "routers.toml").write_text(
         'policies = [{policy = "fcfs", router = "round_robin", label = "turns"}, '
         '{policy = "fcfs", router = "prefix", label = "prefix"}]\n'
@@ -77,7 +77,7 @@ def test_compare_ranks_routers_as_policies_with_labels(folder, capsys):
     assert float(rows["hit_rate"]["difference"]) > 0
 
 
-def test_runs_with_another_router_or_changed_router_file_are_not_reused(folder):
+def test_runs_with_another_router_or_a_changed_router_file_are_not_reused(folder):
     def id_of(router):
         policy = {"policy": "fcfs", "router": router}
         spec = make_spec({"policies": [policy], "workload": {"synthetic": "chat"}})

@@ -140,7 +140,7 @@ def test_throughput_counts_the_tokens_between_the_first_and_the_last_arrival():
     assert match["throughput"] == pytest.approx(10 / 5)
 
 
-def test_preemptions_recomputed_tokens_and_cache_hits_of_the_measured_requests_are_counted():
+def test_preemptions_and_recomputed_tokens_and_cache_hits_of_measured_requests_are_counted():
     rows = [
         (0, 0, 1, 2, {"num_preemptions": 3, "num_recomputed_tokens": 30}),
         (0, 0, 1, 2, {"num_cached_tokens": 8}),

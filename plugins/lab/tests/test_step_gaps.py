@@ -38,14 +38,14 @@ def model(steps):
     return CalibratedStepTimes(make_calibration(passes, setup(), measured, 0))
 
 
-def test_the_gap_after_a_step_with_prompts_has_its_own_terms():
+def test_the_gap_after_a_step_with_prefill_has_its_own_terms():
     calibrated = model(samples())
     for num_runs, num_prefill_tokens in [(1, 0), (16, 0), (32, 0), (4, 80), (20, 200)]:
         expected = true_gap_ns(num_runs, num_prefill_tokens)
         assert calibrated.gap_ns(num_runs, num_prefill_tokens) == pytest.approx(expected, rel=0.02)
 
 
-def test_the_fit_preserves_the_sum_of_the_gaps_with_and_without_prompts():
+def test_the_fit_preserves_the_sum_of_the_gaps_with_and_without_prefill():
     steps = [
         StepSample(features=item.features, duration_ns=item.duration_ns, gap_ns=gap_ns)
         for number, item in enumerate(samples(seed=1))
@@ -54,17 +54,17 @@ def test_the_fit_preserves_the_sum_of_the_gaps_with_and_without_prompts():
     calibrated = model(steps)
     for with_prompts in (False, True):
         chosen = [item for item in steps if bool(item.features.num_prefills) is with_prompts]
-        modelled = sum(
+        modeled = sum(
             calibrated.gap_ns(
                 item.features.num_prefills + item.features.num_decodes,
                 item.features.num_prefill_tokens,
             )
             for item in chosen
         )
-        assert modelled == pytest.approx(sum(item.gap_ns for item in chosen), rel=1e-3)
+        assert modeled == pytest.approx(sum(item.gap_ns for item in chosen), rel=1e-3)
 
 
-def test_the_gap_after_prompts_equals_that_after_decodes_if_no_prompts_were_measured():
+def test_the_gap_after_prefill_equals_that_after_decode_if_no_prefill_was_measured():
     fit = fit_steps(samples(with_prompts=False))
     assert fit.prefill_gap_ps == (*fit.gap_ps, 0) and fit.gap_ps[1] > 0
 

@@ -83,7 +83,7 @@ def cache_effect(rows, context):
     return 200_000 + 20_000 * rows + 40 * min(tokens, 1500) + 800 * max(0, tokens - 1500)
 
 
-def test_a_decode_step_after_other_requests_or_prompts_has_an_additional_time():
+def test_a_decode_step_after_a_prefill_or_with_a_changed_batch_takes_additional_time():
     steps = []
     for number, item in enumerate(samples()):
         after = After(number % 3) if not item.features.num_prefills else After.SAME

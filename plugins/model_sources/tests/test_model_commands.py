@@ -135,7 +135,7 @@ def test_on_a_terminal_each_line_of_progress_replaces_the_previous_line(monkeypa
     assert sys.stderr.getvalue() == f"first\n{up}second [####    ] 4.5 of 9.0 \n"
 
 
-def test_architectures_are_listed_with_implementation_tasks_formats_and_tests(capsys):
+def test_architectures_are_listed_with_their_implementation_and_tasks_and_formats_and_tests(capsys):
     assert main(["models", "--architectures", "--json"]) == 0
     rows = {row["architecture"]: row for row in json.loads(capsys.readouterr().out)}
     if not rows:

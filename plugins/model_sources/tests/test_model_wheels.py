@@ -125,10 +125,10 @@ def test_a_wheel_with_too_many_members_is_rejected(write_wheel, tmp_path, monkey
     assert "the limit is 100" in rejection(path, tmp_path / "out")
 
 
-def test_a_large_table_of_contents_is_not_read(write_wheel, tmp_path, monkeypatch):
+def test_a_wheel_with_a_too_large_central_directory_is_rejected(write_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel_module, "MAX_DIRECTORY_BYTES", 100_000)
     path = write_wheel({f"a/{number:0200}": b"" for number in range(1000)})
-    assert "table of contents exceeds" in rejection(path, tmp_path / "out")
+    assert "central directory exceeds" in rejection(path, tmp_path / "out")
 
 
 def test_an_encrypted_member_is_rejected(write_wheel, tmp_path):

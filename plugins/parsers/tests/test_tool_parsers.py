@@ -132,7 +132,7 @@ def make(name: str, tools: Any = TOOLS) -> ToolParser:
 
 
 def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the content, and the name and arguments of each call."""
+    """Return the content, and the name and arguments of each tool call."""
     content, calls = "", []
     for delta in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
         assert isinstance(delta, ToolDelta)
@@ -152,7 +152,7 @@ def split(text: str, rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_two_calls_are_read_with_their_arguments(name: str, text: str) -> None:
+def test_two_tool_calls_are_read_with_their_arguments(name: str, text: str) -> None:
     content, calls = read(make(name), [text])
     assert [(item, json.loads(arguments)) for item, arguments in calls] == [
         ("weather", ARGS),
@@ -162,7 +162,7 @@ def test_two_calls_are_read_with_their_arguments(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_the_text_before_a_call_is_content(name: str, text: str) -> None:
+def test_the_text_before_a_tool_call_is_content(name: str, text: str) -> None:
     if name in NO_CONTENT_BEFORE:
         assert read(make(name), ["Hello. " + text.removeprefix("<|python_tag|>")])[1] == []
         return
@@ -180,14 +180,14 @@ def check_splits(name: str, text: str, num_splits: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_random_pieces_give_the_same_calls_as_the_whole_text(name: str, text: str) -> None:
+def test_random_pieces_give_the_same_tool_calls_as_the_whole_text(name: str, text: str) -> None:
     check_splits(name, text, 50)
     check_splits(name, "Hi <" + text + "\n\nend", 20)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_two_thousand_random_splits_give_the_same_calls(name: str, text: str) -> None:
+def test_two_thousand_random_splits_give_the_same_tool_calls(name: str, text: str) -> None:
     check_splits(name, text, 2000)
 
 
@@ -201,21 +201,21 @@ def test_no_text_raises_an_error_however_it_is_split(name: str, text: str) -> No
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_a_prefix_of_a_call_raises_no_error(name: str, text: str) -> None:
+def test_a_prefix_of_a_tool_call_raises_no_error(name: str, text: str) -> None:
     for size in range(0, len(text), 7):
         whole = read(make(name), [text[:size]])
         assert read(make(name), list(text[:size])) == whole
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_calls_of_functions_that_are_not_offered_count_as_content(name: str, text: str) -> None:
+def test_calls_to_functions_that_are_not_offered_count_as_content(name: str, text: str) -> None:
     other = [{"type": "function", "function": {"name": "other"}}]
     content, calls = read(make(name, other), [text])
     assert calls == []
     assert "weather" in content or name == "harmony"
 
 
-def test_arguments_arrive_before_the_call_ends() -> None:
+def test_arguments_arrive_before_the_tool_call_ends() -> None:
     parser = make("hermes")
     first = parser.feed('<tool_call>{"name": "weather", "arguments": {"city": "Ber')
     assert [(call.name, call.arguments) for call in first.calls] == [("weather", '{"city": "Ber')]

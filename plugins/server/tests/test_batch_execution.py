@@ -25,7 +25,7 @@ TOTAL = 20
 
 
 class Calls:
-    """Responses of a server, which waits at the call with the number `stuck_at`."""
+    """A server that answers requests, but waits forever at request number `stuck_at`."""
 
     def __init__(self, stuck_at=None, busy=0):
         self.bodies, self.stuck_at, self.busy = [], stuck_at, busy
@@ -89,7 +89,7 @@ class Storage:
 
 
 async def interrupt(storage, calls):
-    """Execute a batch until a call is stuck, and stop there, as at the end of a process."""
+    """Execute a batch until a request is stuck, and stop there, as when a process exits."""
     batch = await storage.batches.claim()
     task = asyncio.create_task(storage.execution(batch, calls).run())
     await calls.is_stuck.wait()
@@ -278,7 +278,7 @@ def test_old_files_and_uploads_of_ended_processes_are_deleted(tmp_path):
     asyncio.run(run())
 
 
-def test_the_number_of_files_is_limited_and_counts_uploads(tmp_path):
+def test_files_in_upload_count_toward_the_limit_of_stored_files(tmp_path):
     async def run():
         storage = Storage(tmp_path, max_stored_files=2, max_stored_file_bytes=100)
         await storage.upload(b"x")

@@ -100,7 +100,7 @@ def test_every_field_rejects_every_value_of_a_wrong_type(server, path):
     assert num_cases >= (10 if path == "/detokenize" else 20)
 
 
-def test_every_route_rejects_an_unsupported_method_media_type_encoding_and_model(server):
+def test_every_route_rejects_unsupported_methods_and_media_types_and_encodings_and_models(server):
     document = server.get("/openapi.json").json
     typed = {"Content-Type": "application/json"}
     for path, operations in document["paths"].items():

@@ -139,7 +139,7 @@ def test_a_batch_gets_the_same_responses_as_single_requests(anna):
         ("/v1/responses", {"input": "Anna", "max_output_tokens": 16, "store": False}),
     ],
 )
-def test_a_batch_calls_other_routes(anna, endpoint, body):
+def test_the_requests_of_a_batch_can_use_other_routes(anna, endpoint, body):
     batch = wait_for(anna, start(anna, [line("a", body, endpoint)], endpoint))
     record = records_of(anna, batch.output_file_id)["a"]
     assert record["response"]["body"]["id"].startswith(("cmpl", "resp"))

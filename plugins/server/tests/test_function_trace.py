@@ -14,7 +14,7 @@ def lines_of(path):
     return [line.split() for line in path.read_text("utf-8").splitlines()]
 
 
-def test_calls_in_every_thread_are_recorded(tmp_path):
+def test_function_calls_in_every_thread_are_recorded(tmp_path):
     trace = FunctionTrace(str(tmp_path / "calls"), MonotonicClock())
     try:
         nearest("a", ["a"])

@@ -113,7 +113,7 @@ def test_echo_returns_the_prompt_and_its_logprobs(server):
     assert offsets == actual["text_offset"]
 
 
-def test_logprobs_of_a_chat_have_tokens_bytes_and_alternatives(server):
+def test_each_logprob_of_a_chat_has_its_token_and_bytes_and_alternatives(server):
     body = {"logprobs": True, "top_logprobs": 2}
     reply = server.chat(**body).json["choices"][0]
     content = reply["logprobs"]["content"]

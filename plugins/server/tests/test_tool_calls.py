@@ -106,14 +106,14 @@ def test_a_forced_tool_call_is_valid_with_and_without_streaming(
     assert (message["tool_calls"], message["content"], finish) == (calls, "", "tool_calls")
 
 
-def test_without_parallel_calls_a_message_has_one_call(tools_server):
+def test_without_parallel_tool_calls_a_message_has_one_tool_call(tools_server):
     body = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     for seed in range(4):
         choice = choice_of(tools_server, temperature=1.5, seed=seed, **body)
         assert len(check_calls(choice)) == 1
 
 
-def test_several_completions_have_their_own_calls(tools_server):
+def test_several_completions_have_their_own_tool_calls(tools_server):
     reply = ask(tools_server, tools=TOOLS, tool_choice="required", n=3, temperature=1, seed=3)
     content = [check_calls(choice) for choice in reply.json["choices"]]
     assert len(content) == 3
@@ -132,7 +132,7 @@ def test_arguments_are_streamed_as_they_are_generated(tools_server):
     assert any(num_pieces() > 3 for _ in range(10))
 
 
-def test_a_truncated_call_has_the_finish_reason_length(tools_server):
+def test_a_truncated_tool_call_has_the_finish_reason_length(tools_server):
     body = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 24}
     choice = choice_of(tools_server, **body)
     assert choice["finish_reason"] == "length"
@@ -140,7 +140,9 @@ def test_a_truncated_call_has_the_finish_reason_length(tools_server):
     assert (message["tool_calls"], finish) == (calls_of(choice), "length")
 
 
-def test_with_a_response_format_the_message_is_a_valid_call_or_matches_the_format(tools_server):
+def test_with_a_response_format_the_message_is_a_valid_tool_call_or_matches_the_format(
+    tools_server,
+):
     for seed in range(4):
         body = {"tools": TOOLS, "response_format": FORMAT, "temperature": 1.5, "seed": seed}
         choice = choice_of(tools_server, **body)
@@ -168,7 +170,7 @@ def test_tool_choice_none_gives_the_same_message_as_no_tools(tools_server):
     assert choice_of(tools_server, tools=[])["message"] == without
 
 
-def test_requests_concurrent_with_forced_calls_get_the_same_text_as_alone(tools_server):
+def test_requests_concurrent_with_forced_tool_calls_get_the_same_text_as_alone(tools_server):
     alone = choice_of(tools_server, max_tokens=24)["message"]["content"]
     forced = {"tools": TOOLS, "tool_choice": "required", "temperature": 1}
     with ThreadPoolExecutor(12) as pool:
@@ -179,7 +181,7 @@ def test_requests_concurrent_with_forced_calls_get_the_same_text_as_alone(tools_
             check_calls(call.result())
 
 
-def test_log_probabilities_of_a_call_are_returned(tools_server):
+def test_log_probabilities_of_a_tool_call_are_returned(tools_server):
     body = {"tools": TOOLS, "tool_choice": NAMED, "logprobs": True}
     choice = choice_of(tools_server, **body)
     events = ask(tools_server, stream=True, **body).events[:-1]
@@ -193,7 +195,7 @@ def test_log_probabilities_of_a_call_are_returned(tools_server):
     ]
 
 
-def test_a_tool_result_is_read_and_a_result_of_an_unknown_call_is_rejected(tools_server):
+def test_a_tool_result_is_read_and_a_result_of_an_unknown_tool_call_is_rejected(tools_server):
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "5555"}
     assert choice_of(tools_server, tools=TOOLS, messages=[*QUESTION, called, result])
@@ -251,7 +253,7 @@ def test_a_thinking_budget_ends_the_reasoning_and_the_answer_follows(thinking_se
 
 
 @pytest.mark.costly
-def test_a_grammar_and_a_forced_call_follow_the_reasoning(thinking_server):
+def test_a_grammar_and_a_forced_tool_call_follow_the_reasoning(thinking_server):
     body = {"thinking_budget": 6, "tools": TOOLS, "tool_choice": "required"}
     choice = choice_of(thinking_server, **body)
     assert choice["message"]["reasoning"] and check_calls(choice)

@@ -92,7 +92,7 @@ def test_every_output_that_ends_is_valid_for_its_json_schema(backend):
     assert ended >= 24
 
 
-def test_strings_match_a_regex_a_choice_and_context_free_grammars(backend):
+def test_outputs_match_a_regex_or_a_choice_or_a_context_free_grammar(backend):
     cases = [
         ("regex", "[0-9]{2,3}-(x|yy)", lambda text: text.split("-")[1] in ("x", "yy")),
         ("choice", ["ja", "jawohl", "ä\n"], ["ja", "jawohl", "ä\n"].__contains__),

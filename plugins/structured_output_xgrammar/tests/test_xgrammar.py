@@ -91,7 +91,7 @@ def test_without_the_library_a_request_is_rejected_with_advice(monkeypatch):
     assert not probe().usable
 
 
-def test_strings_match_a_regex_a_choice_and_context_free_grammars(backend):
+def test_outputs_match_a_regex_or_a_choice_or_a_context_free_grammar(backend):
     cases = [
         ("regex", "[0-9]{2,3}-(x|yy)", lambda text: text.split("-")[1] in ("x", "yy")),
         ("choice", ["ja", "jawohl", 'ä"\\\n', "😀"], ["ja", "jawohl", 'ä"\\\n', "😀"].__contains__),

@@ -37,10 +37,11 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolTurn:
-    """One question, the call that it needs, and its answer.
+    """One question, the tool call that it needs, and its answer.
 
-    `name` and `arguments` are the correct call; `name` is "" if no function is needed. `result` is
-    the text that the function returns; "" without a call. `answer` is the correct final answer.
+    `name` and `arguments` are the correct tool call; `name` is "" if no function is needed.
+    `result` is the text that the function returns; "" without a tool call. `answer` is the correct
+    final answer.
     """
 
     prompt: str
@@ -74,7 +75,7 @@ class ToolQuestion:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """Return name and arguments of the call in `text`, or None if it is not exactly one call."""
+    """Return name and arguments of the tool call `text`, or None if it is anything else."""
     match = _CALL.fullmatch(text.strip())
     try:
         call = json.loads(match[1]) if match else None
@@ -86,7 +87,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Write a call in the Hermes format."""
+    """Write a tool call in the Hermes format."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 

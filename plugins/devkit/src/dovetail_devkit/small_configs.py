@@ -1,4 +1,4 @@
-"""Sizes of small models with states, latent attention and experts.
+"""Sizes of small models with recurrent layers, latent attention and experts.
 
 They are arguments of configuration classes of the transformers library, such as `Mamba2Config`.
 """

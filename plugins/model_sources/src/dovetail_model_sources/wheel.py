@@ -23,7 +23,7 @@ from dovetail.errors import ModelError
 from dovetail.value_checks import shorten
 
 MAX_DIRECTORY_BYTES = 8 << 20
-"""Maximum size of the table of contents of a wheel, in bytes."""
+"""Maximum size of the central directory of a wheel, in bytes."""
 MAX_MEMBERS = 20_000
 MAX_FILES = 1000
 MAX_EXPANSION = 20
@@ -144,14 +144,14 @@ def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
 
 
 class _BoundedFile(io.FileIO):
-    """A file that rejects a read of more bytes than the table of contents of a wheel may have."""
+    """A file that rejects a read of more bytes than the central directory of a wheel may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes. Raise BadZipFile if more are requested than allowed."""
         unlimited = size is None or size < 0
         if not unlimited and size > MAX_DIRECTORY_BYTES:  # type: ignore[operator]
             raise zipfile.BadZipFile(
-                f"the wheel's table of contents exceeds {MAX_DIRECTORY_BYTES} bytes"
+                f"the wheel's central directory exceeds {MAX_DIRECTORY_BYTES} bytes"
             )
         return super().read(MAX_DIRECTORY_BYTES if unlimited else size) or b""
 

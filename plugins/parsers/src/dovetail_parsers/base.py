@@ -1,4 +1,4 @@
-"""The part that all tool parsers share: content, calls, and text that is not a call."""
+"""The part that all tool parsers share: content, tool calls, and text that only resembles one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dovetail.interfaces import (
 from dovetail_parsers.cursor import Cursor, Emit, MalformedCallError, Steps
 
 EXAMPLE = '{"city": "Paris", "days": 3}'
-"""The arguments of the calls in `example`."""
+"""The arguments of the tool calls in `example`."""
 
 JSON_CALL = '<tool_call>\n{"name": "FUNCTION", "arguments": '
-"""The start of a call in the format of Hermes, which several parsers read."""
+"""The start of a tool call in the format of Hermes, which several parsers read."""
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class StreamedToolParser(ToolParser):
-    """Runs the generator `_parse` of a format. A call of an unknown function is content.
+    """Runs the generator `_parse` of a format. A tool call to an unknown function is content.
 
     call_begin, call_end, call_trigger, call_separator: the fields of `CallText`; FUNCTION stands
     for the name.
@@ -39,7 +39,7 @@ class StreamedToolParser(ToolParser):
 
     @classmethod
     def call_text(cls, name: str) -> CallText | None:
-        """Return the text around the arguments of a call of the function `name`."""
+        """Return the text around the arguments of a tool call to the function `name`."""
         begin = cls.call_begin.replace("FUNCTION", name)
         return CallText(
             begin=begin, end=cls.call_end, trigger=cls.call_trigger, separator=cls.call_separator
@@ -75,7 +75,7 @@ class StreamedToolParser(ToolParser):
     # --- results ------------------------------------------------------------------------------
 
     def content(self, text: str) -> None:
-        """Add content. White space that follows a call counts only if other text follows it."""
+        """Add content. White space after a tool call counts only if other text follows it."""
         if self._is_after_call:
             text, self._space = self._space + text, ""
             if not text.strip():
@@ -86,7 +86,7 @@ class StreamedToolParser(ToolParser):
             self._content.append(text)
 
     def open_call(self, name: str) -> None:
-        """Begin a call. Raise MalformedCallError if no tool of the request has this name."""
+        """Begin a tool call. Raise MalformedCallError if no tool of the request has this name."""
         if not name or (self._schemas and name not in self._schemas):
             raise MalformedCallError
         self.cursor.stop_recording()
@@ -96,11 +96,11 @@ class StreamedToolParser(ToolParser):
         self._calls.append(ToolCallDelta(index=self._index, name=name))
 
     def arguments(self, text: str) -> None:
-        """Add a piece of the arguments of the open call."""
+        """Add a piece of the arguments of the open tool call."""
         self._calls.append(ToolCallDelta(index=self._index, arguments=text))
 
     def parameter(self, key: str, value: str) -> None:
-        """Add a parameter of the open call. value: JSON."""
+        """Add a parameter of the open tool call. value: JSON."""
         start = ", " if self._num_parameters else "{"
         self._num_parameters += 1
         self.arguments(f"{start}{json.dumps(key, ensure_ascii=False)}: {value}")
@@ -125,7 +125,7 @@ class StreamedToolParser(ToolParser):
     # --- parts of formats ---------------------------------------------------------------------
 
     def attempt(self, before: str, steps: Steps[None]) -> Steps[bool]:
-        """Run `steps`. If the text is not a call, treat the text that was read as content.
+        """Run `steps`. If the text is not a tool call, treat the text that was read as content.
 
         before: the marker that was just read. Returns whether the text was well-formed.
         """
@@ -243,10 +243,10 @@ class StreamedToolParser(ToolParser):
 
 
 class MarkedToolParser(StreamedToolParser):
-    """A format in which a marker precedes each call or list of calls.
+    """A format in which a marker precedes each tool call or list of tool calls.
 
-    opens: the markers; read from left to right, text outside of calls is content. closes: the
-    markers after calls, which are read if they follow.
+    opens: the markers; read from left to right, text outside of tool calls is content. closes: the
+    markers after tool calls, which are read if they follow.
     """
 
     opens: ClassVar[tuple[str, ...]]
@@ -258,11 +258,11 @@ class MarkedToolParser(StreamedToolParser):
                 yield from self._close()
 
     def _read(self, marker: str) -> Steps[bool]:
-        """Read the text after a marker. Return whether it was a call."""
+        """Read the text after a marker. Return whether it was a tool call."""
         return (yield from self.json_calls(marker))
 
     def _close(self) -> Steps[None]:
-        """Read white space and the markers after a call."""
+        """Read white space and the markers after a tool call."""
         again = True
         while again:
             again = False
@@ -280,7 +280,7 @@ def _ignore(text: str) -> None:
 
 
 def _joined(calls: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    """Return one delta for each call."""
+    """Return one delta for each tool call."""
     names: dict[int, str | None] = {}
     texts: dict[int, list[str]] = {}
     for call in calls:

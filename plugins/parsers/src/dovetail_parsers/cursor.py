@@ -16,7 +16,7 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 MAX_NAME_CHARS = 256
-"""Maximum number of characters of a function's name or of a key before a call."""
+"""Maximum number of characters of a function's name or of a key before a tool call."""
 
 _SPACE = " \t\r\n"
 _IN_STRING = re.compile(r'[^"\\]+')
@@ -26,7 +26,7 @@ _MAX_SCALAR_CHARS = 400
 
 
 class MalformedCallError(Exception):
-    """The text is not a call of the format. The parsers always catch this error."""
+    """The text is not a tool call in the format. The parsers always catch this error."""
 
 
 @lru_cache(maxsize=64)

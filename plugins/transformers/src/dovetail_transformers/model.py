@@ -27,7 +27,7 @@ from dovetail_transformers.attention_calls import (
     set_taker,
 )
 from dovetail_transformers.self_check import check, reference_logits
-from dovetail_transformers.tensor_parallel import FakeRanks, check_plan, divide_model
+from dovetail_transformers.tensor_parallel import FakeRanks, check_plan, shard_model
 
 if TYPE_CHECKING:  # transformers is imported when a model is created: the import takes seconds
     import transformers
@@ -50,9 +50,9 @@ class TransformersForCausalLM(nn.Module):
     calls transformers' attention interface. The first forward pass compares the model with
     transformers' own attention.
     The hidden states of this model are its logits, because each class scales and caps them itself.
-    Several ranks divide the model by its plan in transformers.
-    reference: the logits of the undivided model, for the check of a loaded model that several ranks
-    divide; otherwise None.
+    With several ranks, the model is sharded by its plan in transformers.
+    reference: the logits of the unsharded model, for the check of a loaded model that is sharded;
+    otherwise None.
     """
 
     CONTRACT: ClassVar[str] = "model"
@@ -84,8 +84,8 @@ class TransformersForCausalLM(nn.Module):
         self.cls = classes.find_class(context.hf_config, self.config)
         self.device, self.ranks = context.device, context.ranks
         self.reference: list[torch.Tensor] | None = None
-        is_divided = self.ranks.size > 1
-        moves = is_divided and self.device.type != "meta"
+        is_sharded = self.ranks.size > 1
+        moves = is_sharded and self.device.type != "meta"
         with classes.LOCK, classes.no_init_weights():
             self.module = self._create(context.dtype, _CPU if moves else self.device)
             recorded, probed = self._record(context)
@@ -94,9 +94,9 @@ class TransformersForCausalLM(nn.Module):
             parameters = {id(parameter): name for name, parameter in probed.named_parameters()}
             self.sink_names = [parameters.get(id(call.sinks), "") for call in recorded.calls]
             self._vocab_size = int(probed.get_output_embeddings().weight.shape[0])
-            if is_divided:
-                self._check_division(context.dtype, recorded)
-                divide_model(self.module, self.ranks)
+            if is_sharded:
+                self._check_sharding(context.dtype, recorded)
+                shard_model(self.module, self.ranks)
         self.attn = nn.ModuleList(
             _make_layer(call, index, context) for index, call in enumerate(recorded.calls)
         )
@@ -105,12 +105,12 @@ class TransformersForCausalLM(nn.Module):
         self.is_checked, self.max_model_len = False, context.max_model_len
 
     def adopt(self, module: transformers.PreTrainedModel) -> None:
-        """Use the weights of `module`, an undivided model of the same class and config on a CPU."""
+        """Use the weights of `module`, an unsharded model of the same class and config on a CPU."""
         if self.ranks.size > 1:
             self.module = module.eval().requires_grad_(False)
             with _experts(module, "eager"):
                 self.reference = reference_logits(self, _CPU)
-            divide_model(module, self.ranks)
+            shard_model(module, self.ranks)
         self._use(module)
 
     def _use(self, module: transformers.PreTrainedModel) -> None:
@@ -119,10 +119,10 @@ class TransformersForCausalLM(nn.Module):
         self.calls = StepCalls(modules, self.attn, self.ranks)
         set_taker(module, self.calls)
 
-    def _check_division(self, dtype: torch.dtype, recorded: RecordedCalls) -> None:
+    def _check_sharding(self, dtype: torch.dtype, recorded: RecordedCalls) -> None:
         """Raise ConfigError or ModelError if the ranks cannot share the model.
 
-        recorded: the calls of the undivided model.
+        recorded: the calls of the unsharded model.
         """
         size = self.ranks.size
         probed = self._create(dtype, torch.device("meta"))
@@ -131,7 +131,7 @@ class TransformersForCausalLM(nn.Module):
             call.heads.share(self.ranks, name)
             for name, call in zip(self.attention_names, recorded.calls, strict=True)
         ]
-        divide_model(probed, FakeRanks(size=size))
+        shard_model(probed, FakeRanks(size=size))
         problem = "its numbers of heads do not fit"
         try:
             heads = [call.heads for call in _record(probed).calls]
@@ -141,7 +141,7 @@ class TransformersForCausalLM(nn.Module):
         if heads not in (shares, wholes):
             raise ModelError(
                 f"tensor_parallel_size={size} was requested, but {self.cls.__name__} in "
-                f"transformers cannot be divided by its plan ({wholes[0].num_heads} query heads, "
+                f"transformers cannot be sharded by its plan ({wholes[0].num_heads} query heads, "
                 f"{wholes[0].num_kv_heads} key-value heads): {problem}\nSet "
                 "tensor_parallel_size=1, or install a plugin with a model of this architecture."
             )

@@ -43,7 +43,7 @@ def reference_logits(model: TransformersForCausalLM, device: torch.device) -> li
 def check(model: TransformersForCausalLM, device: torch.device) -> None:
     """Raise ModelError if the packed, chunked logits differ from the eager ones.
 
-    If several ranks divide a loaded model, each rank compares with the undivided model.
+    If a loaded model is sharded, each rank compares with the unsharded model.
     """
     sequences, window = _sequences(model, device), _window(model)
     expected = model.reference or reference_logits(model, device)

@@ -1,7 +1,7 @@
-"""Divides a model of the transformers library among ranks, by the model's tensor-parallel plan.
+"""Shards a model of the transformers library over ranks, by the model's tensor-parallel plan.
 
 A plan maps names of modules and parameters, with `*` for numbers, to styles. The output of each
-divided module is either this rank's part of the features, which only a module with a divided input
+sharded module is either this rank's part of the features, which only a module with a sharded input
 may read, or the same on all ranks.
 """
 
@@ -25,7 +25,7 @@ from dovetail_torch.distributed.shard import Shard, divide, divide_unevenly
 if TYPE_CHECKING:
     import transformers
 
-_UNDIVIDED = frozenset(
+_UNSHARDED = frozenset(
     {"local_params", "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce"}
 )
 """Styles without an effect on a forward pass."""
@@ -54,10 +54,10 @@ class FakeRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class _Style:
-    """How a module or a parameter is divided.
+    """How a module or a parameter is sharded.
 
-    dim: the divided dimension of weights, counted from the last one; 0 for none. packed: whether it
-    consists of two parts, each of which is divided. uneven: whether ranks may have parts of
+    dim: the sharded dimension of weights, counted from the last one; 0 for none. packed: whether
+    it consists of two parts, each of which is sharded. uneven: whether the shards may have
     different sizes. install: changes the forward pass of a module.
     """
 
@@ -72,7 +72,7 @@ def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
     plan = _plan_of(model)
     for entry, name in plan.items():
         # config.json can replace the plan of the class.
-        if not isinstance(name, str) or name not in _STYLES.keys() | _UNDIVIDED:
+        if not isinstance(name, str) or name not in _STYLES.keys() | _UNSHARDED:
             reason = (
                 f"its plan has the style {shorten(name)} ({shorten(entry)}), which is not supported"
             )
@@ -80,17 +80,17 @@ def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
     for name, module in model.named_modules():
         style = _style_of(plan, name)
         if style and style.dim and not isinstance(module, nn.Linear | nn.Embedding):
-            reason = f"its plan divides {name} ({type(module).__name__}), which is not supported"
+            reason = f"its plan shards {name} ({type(module).__name__}), which is not supported"
             raise _unsupported(model, ranks, reason)
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     if all(owner in ends for _, owner, _, style in _entries(model) if style.dim):
         raise _unsupported(model, ranks, "it has no plan for the decoder layers")
 
 
-def divide_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
-    """Reduce the parameters of `model` to the part of this rank, and change its forward pass.
+def shard_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
+    """Reduce the parameters of `model` to the shard of this rank, and change its forward pass.
 
-    Raises ConfigError if a size cannot be divided.
+    Raises ConfigError if a size is not divisible by the number of ranks.
     """
     entries = list(_entries(model))
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
@@ -104,7 +104,7 @@ def divide_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
     for name, module, leaves, style in entries:
         whole = [(leaf, p) for leaf in leaves if (p := module._parameters[leaf]) is not None]
         if any(planned[id(p)] < owners[id(p)] for _, p in whole):
-            continue  # a module that is not divided shares the weight
+            continue  # a module that is not sharded shares the weight
         shard = None
         for leaf, parameter in whole:
             if style.dim == -1 and leaf == "bias":
@@ -123,7 +123,7 @@ def divide_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
 def _entries(
     model: transformers.PreTrainedModel,
 ) -> Iterator[tuple[str, nn.Module, tuple[str, ...], _Style]]:
-    """Yield name, module, names of the divided parameters and style of each entry of the plan."""
+    """Yield name, module, names of the sharded parameters and style of each entry of the plan."""
     plan = _plan_of(model)
     for name, module in model.named_modules():
         for leaf in module._parameters:
@@ -144,7 +144,7 @@ def _style_of(plan: Mapping[str, str], name: str) -> _Style | None:
 
 def _unsupported(model: nn.Module, ranks: RankGroup, reason: str) -> ConfigError:
     return ConfigError(
-        f"tensor_parallel_size={ranks.size} was requested, but transformers cannot divide "
+        f"tensor_parallel_size={ranks.size} was requested, but transformers cannot shard "
         f"{type(model).__name__}: {reason}. Set tensor_parallel_size=1, or install a plugin with a "
         "model of this architecture."
     )
@@ -153,8 +153,8 @@ def _unsupported(model: nn.Module, ranks: RankGroup, reason: str) -> ConfigError
 def _shard_of(size: int, style: _Style, ranks: RankGroup, owner: str) -> Shard:
     if style.packed:
         return divide(size // 2, ranks, f"the {size // 2} features of each half of {owner}")
-    divide_it = divide_unevenly if style.uneven else divide
-    return divide_it(size, ranks, f"the {size} features of {owner}")
+    shard_it = divide_unevenly if style.uneven else divide
+    return shard_it(size, ranks, f"the {size} features of {owner}")
 
 
 def _part(parameter: nn.Parameter, dim: int, shard: Shard, *, packed: bool) -> nn.Parameter:

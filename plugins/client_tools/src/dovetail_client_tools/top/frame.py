@@ -1,6 +1,6 @@
 """Draws the state of a server as lines of text, for a terminal of any width.
 
-Texts of the server are drawn without control characters, and cut to the width.
+Strings from the server are drawn without control characters, and cut to the width.
 """
 
 from __future__ import annotations

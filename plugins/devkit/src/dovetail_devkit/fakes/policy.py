@@ -25,27 +25,27 @@ class FakePolicy(Policy):
         return min(running, key=lambda item: (item.num_prompt_tokens, -item.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Record the call."""
+        """Record the call to `on_arrival`."""
         self.calls.append(("on_arrival", request.request_id))
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Record the call."""
+        """Record the call to `on_granted`."""
         self.calls.append(("on_granted", request.request_id))
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Record the call."""
+        """Record the call to `on_output`."""
         self.calls.append(("on_output", request.request_id))
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Record the call."""
+        """Record the call to `on_evict`."""
         self.calls.append(("on_evict", request.request_id))
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Record the call."""
+        """Record the call to `on_finish`."""
         self.calls.append(("on_finish", request.request_id))
 
 
-class AgeingPolicy(Policy):
+class AgingPolicy(Policy):
     """A policy whose ranks change over time: waiting improves the rank of a request."""
 
     static_rank = False

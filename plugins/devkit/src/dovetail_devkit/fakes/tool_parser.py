@@ -30,7 +30,7 @@ class FakeToolParser(ToolParser):
 
     @classmethod
     def call_text(cls, name: str) -> CallText | None:
-        """Return the text around the arguments of a call."""
+        """Return the text around the arguments of a tool call."""
         return CallText(begin=f"{OPEN}{name} ", end=CLOSE, trigger=OPEN, separator="")
 
     def feed(self, text: str) -> ToolDelta:

@@ -120,11 +120,11 @@ class FakeWorker(WorkerBase):
         return self.row_model.sample(grammar)
 
     def shutdown(self) -> None:
-        """Record the call."""
+        """Record that the worker was shut down."""
         self.calls.append("shutdown")
 
     def _enter(self, name: str) -> None:
-        """Record a call of a method that is allowed once, after the methods in `after`."""
+        """Record a call to a method of `_ONCE`. Each is called at most once, in this order."""
         expect(name not in self.calls, f"{name} was called twice")
         index = _ONCE.index(name)
         self._ask(name, after=_ONCE[index - 1] if index else "")

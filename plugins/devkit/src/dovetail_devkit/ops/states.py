@@ -3,7 +3,7 @@
 The operations are `causal_conv`, `plain_causal_conv`, `linear_attention` and `gated_rms_norm`; the
 cases of `gated_recurrence` are in recurrence.py. The references are loops over tokens in float64.
 torch is imported within functions.
-Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
+Dimensions: T tokens, N segments, B blocks, C channels, W kernel size, H heads, G groups of heads,
 K and V features of a key and of a value, I features of a group of a norm.
 """
 
@@ -35,10 +35,10 @@ SLACK = 4.0
 REQUESTS = {
     "decodes": ((1,), (1,), (1,)),
     "one new request": ((5,),),
-    "one long part": ((150,),),
-    "parts of several sizes": ((3, 64, 1), (1,), (2, 2, 70), (1, 1)),
+    "one long segment": ((150,),),
+    "segments of several sizes": ((3, 64, 1), (1,), (2, 2, 70), (1, 1)),
 }
-"""The sizes of the parts of each request."""
+"""The sizes of the segments of each request."""
 _NEW = (1, 4)
 """Of five requests, these have no state before the step."""
 _SHARED = 2
@@ -75,7 +75,7 @@ _EPS = 1e-3
 def state_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
-    """Yield the cases of the operations with states that the class overrides."""
+    """Yield the cases of the recurrent operations that the class overrides."""
     dtypes = tuple(dtypes)
     overridden = overridden_operations(ops_cls)
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
@@ -100,11 +100,12 @@ def state_cases(
 
 
 def make_parts(requests: Iterable[tuple[int, ...]], device: torch.device) -> tuple[StateParts, int]:
-    """Return the parts of a step, and the number of blocks that they need.
+    """Return the segments of a step, and the number of blocks that they need.
 
-    requests: sizes of the parts of each request. Some requests are new. The last part of a request
-    writes to the block that its first part reads, and the others write to blocks of their own. Some
-    requests begin with the state of a block that no part writes, as after a cached prefix.
+    requests: sizes of the segments of each request. Some requests are new. The last segment of a
+    request writes to the block that its first segment reads, and the others write to blocks of
+    their own. Some requests begin with the state of a block that no segment writes, as after a
+    cached prefix.
     """
     import torch
 
@@ -220,7 +221,7 @@ def normalize_gated(
 
 
 def each_part(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the first token, the end, and the blocks that are read and written, of each part."""
+    """Yield the first token, the end, and the blocks read and written, of each segment."""
     start = 0
     blocks = zip(parts.sizes, parts.reads_N.tolist(), parts.writes_N.tolist(), strict=True)
     for size, read, write in blocks:
@@ -259,7 +260,7 @@ def _check_conv(
     what = f"{operation} {channels}"
     expect_close(got_TC, want_TC, dtype=dtype, what=what)
     same = got_states.nan_to_num(nan=1e4).equal(want_states.nan_to_num(nan=1e4))
-    expect(same, f"{what}: the states must be the last inputs, in the blocks of the parts")
+    expect(same, f"{what}: the states must be the last inputs, in the blocks of the segments")
 
 
 def _check_attention(

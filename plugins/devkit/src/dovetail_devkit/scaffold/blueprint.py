@@ -113,7 +113,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="IOProcessor",
             modules=("processor",),
             entry_points={"io_processor": "processor:{cls}"},
-            use='`LLM(model=…, io_processor="{name}")`, and `llm.process(["Name a colour."])`',
+            use='`LLM(model=…, io_processor="{name}")`, and `llm.process(["Name a color."])`',
             test=_TEST,
         ),
         "kv_connector": Blueprint(

@@ -18,7 +18,7 @@ from dovetail_devkit.expectation import checking, expect
 
 NUM_REQUESTS = 8
 MAX_CALL_NS = 50_000_000
-"""Maximum time of a call. The scheduler waits for each call, so all running requests wait, too."""
+"""Maximum time of a call to a gate. The scheduler, and so all running requests, wait for it."""
 POLL_S = 0.001
 NUM_POLLS_AFTER_FORGET = 50
 HELD_STATUSES = frozenset(

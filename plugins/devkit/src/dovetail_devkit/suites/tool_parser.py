@@ -21,7 +21,7 @@ PLAIN_TEXTS = ("", " ", "Hello, world.", "1 < 2 and {3}", "a\n\nb <", "[", "Ã©â‚
 
 @dataclass(kw_only=True)
 class ParsedText:
-    """The result of a parser: the content, and the name and arguments of each call."""
+    """The result of a parser: the content, and the name and arguments of each tool call."""
 
     content: str
     calls: list[list[str]]
@@ -63,21 +63,22 @@ class _Suite:
         indexes = [index for index, delta in enumerate(deltas) if delta.calls]
         expect(
             len(indexes) > 1,
-            "feed must return the name of a call when it is read, and its arguments as they follow",
+            "feed must return the name of a tool call when it is read, and its arguments as they "
+            "follow",
         )
         unknown = self._read([text], names=("other",))
         expect(
             not unknown.calls and NAME in unknown.content,
-            "a call of a function that is not offered must be content",
+            "a tool call to a function that is not offered must be content",
         )
 
     def check_plain_texts(self) -> None:
-        """Check that text without a call is content."""
+        """Check that text without a tool call is content."""
         for text in PLAIN_TEXTS:
             parsed = self._read([text])
             expect(
                 not parsed.calls and parsed.content == text,
-                f"the text {text!r} has no call, but gives {parsed}",
+                f"the text {text!r} has no tool call, but gives {parsed}",
             )
             self._check_splits(text, parsed)
 
@@ -94,7 +95,7 @@ class _Suite:
             self._check_splits(shuffled, self._read([shuffled]), num_splits=2)
 
     def check_call_text(self) -> None:
-        """Check that the parser reads the calls that a grammar forces."""
+        """Check that the parser reads the tool calls that a grammar forces."""
         text = self._cls.call_text(NAME)
         if text is None:
             return
@@ -105,8 +106,8 @@ class _Suite:
             parsed = self._read([item])
             expect(
                 len(parsed.calls) == number,
-                f"the parser must find {number} calls in {item!r}, built from call_text(); found "
-                f"{parsed}",
+                f"the parser must find {number} tool calls in {item!r}, built from call_text(); "
+                f"found {parsed}",
             )
             for parsed_call in parsed.calls:
                 self._check_call(parsed_call, "call_text")
@@ -119,7 +120,8 @@ class _Suite:
             read = arguments
         expect(
             name == NAME and read == ARGUMENTS,
-            f"the call in {where} must be {NAME} with {ARGUMENTS}; found {name!r} with {read!r}",
+            f"the tool call in {where} must be {NAME} with {ARGUMENTS}; found {name!r} with "
+            f"{read!r}",
         )
 
     def _check_splits(self, text: str, whole: ParsedText, num_splits: int = NUM_SPLITS) -> None:
@@ -145,9 +147,10 @@ class _Suite:
             parsed.content += delta.content
             for call in delta.calls:
                 if call.name is not None:
-                    expect(call.index == len(parsed.calls), "calls must be numbered from 0")
+                    expect(call.index == len(parsed.calls), "tool calls must be numbered from 0")
                     parsed.calls.append([call.name, ""])
-                expect(call.index < len(parsed.calls), "the first piece of a call must have a name")
+                is_named = call.index < len(parsed.calls)
+                expect(is_named, "the first piece of a tool call must have a name")
                 parsed.calls[call.index][1] += call.arguments
         return parsed
 

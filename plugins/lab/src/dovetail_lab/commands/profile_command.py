@@ -83,7 +83,7 @@ def print_calibration(calibration: Calibration) -> None:
     constant, per_run = calibration.gap_ps
     rows += [
         ("first decode after other requests", f"{after_others / 1e6:,.3f}"),
-        ("first decode after prompts", f"{after_prompts / 1e6:,.3f}"),
+        ("first decode after a prefill", f"{after_prompts / 1e6:,.3f}"),
         ("gap after a step", f"{constant / 1e6:,.3f}"),
         ("gap per run", f"{per_run / 1e6:,.3f}"),
     ]

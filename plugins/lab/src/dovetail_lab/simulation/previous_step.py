@@ -8,9 +8,9 @@ from dovetail.plan import SchedulerOutput
 
 
 class After(IntEnum):
-    """What the previous step of a decode-only step ran. Steps with prompts always have SAME.
+    """What ran in the step before a decode-only step. Steps with prefills always have SAME.
 
-    SAME: decodes of the same requests. OTHERS: decodes of other requests. PROMPTS: prompts.
+    SAME: decodes of the same requests. OTHERS: decodes of other requests. PROMPTS: prefills.
     """
 
     SAME = 0

@@ -52,9 +52,9 @@ class Fit:
     """The result of a fit.
 
     step_ps: picoseconds per unit of each term of `TERMS`. batch_change_ps: the additional time of a
-    step that only decodes, after decodes of other requests and after prompts. gap_ps: the gap after
-    a step without prefills, constant and per request. prefill_gap_ps: the gap after a step with
-    prefills, constant, per request and per prefill token. decode_factors: residuals of steps
+    step that only decodes, after decodes of other requests and after prefills. gap_ps: the gap
+    after a step without prefills, constant and per request. prefill_gap_ps: the gap after a step
+    with prefills, constant, per request and per prefill token. decode_factors: residuals of steps
     without prefills, by number of requests and cached tokens per request. prefill_factors:
     residuals of steps with prefills, by tokens in the step.
     """

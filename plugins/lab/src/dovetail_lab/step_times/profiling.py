@@ -92,10 +92,10 @@ def run_recorded(
 def model_quality(samples: Sequence[StepSample], model: CalibratedStepTimes) -> Quality:
     """Return the errors of modeled times for measured steps."""
     measured = np.array([item.duration_ns for item in samples], dtype=np.float64)
-    modelled = np.array(
+    modeled = np.array(
         [model.time_ns(item.features, item.after) for item in samples], dtype=np.float64
     )
-    return _quality(measured, modelled)
+    return _quality(measured, modeled)
 
 
 def repeat_quality(first: Sequence[StepSample], second: Sequence[StepSample]) -> Quality:
@@ -109,13 +109,13 @@ def repeat_quality(first: Sequence[StepSample], second: Sequence[StepSample]) ->
     return _quality(columns[:, 0], columns[:, 1])
 
 
-def _quality(measured: Any, modelled: Any) -> Quality:
+def _quality(measured: Any, modeled: Any) -> Quality:
     if not len(measured):
         return Quality(num_steps=0, bias=0.0, mape=0.0)
     return Quality(
         num_steps=len(measured),
-        bias=float(modelled.sum() / measured.sum() - 1),
-        mape=float(np.mean(np.abs(modelled - measured) / measured)),
+        bias=float(modeled.sum() / measured.sum() - 1),
+        mape=float(np.mean(np.abs(modeled - measured) / measured)),
     )
 
 

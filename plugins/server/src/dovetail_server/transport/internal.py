@@ -96,13 +96,13 @@ class _Channel:
 
 
 class _InternalGuard:
-    """Accepts every call, on behalf of `caller`, to routes that clients may use."""
+    """Accepts every request, on behalf of `caller`, to a route that clients may use."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
 
     def check(self, exchange: Exchange, access: Access) -> None:
-        """Set the caller of a call. Raise APIError for a route of operators."""
+        """Set the caller of a request. Raise APIError for a route of operators."""
         if access is Access.ADMIN:
             raise APIError("The route is for operators only.", status=403, code="admin_route")
         exchange.caller = self._caller

@@ -20,7 +20,7 @@ _MAX_TIME_NS = 10_000 * 366 * 86_400 * NS
 class TraceError(UserError):
     """A trace cannot be read.
 
-    path, line: the file and the line, counted from 1; 0 for an error of the whole file.
+    path: the file. line: the line number, from 1; 0 for an error of the whole file.
     """
 
     def __init__(self, path: str, line: int, message: str) -> None:

@@ -136,7 +136,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call, or {} if `max_tokens` has truncated them."""
+    """Return the arguments of a tool call, or {} if `max_tokens` has truncated them."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -1,8 +1,8 @@
 """Checks with torch's synchronization detector whether steps wait for the device.
 
 Requests of every kind start and finish, and prompts hit the prefix cache. After the first steps,
-every wait that torch detects while a step is launched is recorded with its line. Waiting for a
-requested result does not count.
+every wait that torch detects while a step is launched is recorded with its line number. Waiting for
+a requested result does not count.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(task: Task, report: Report) -> None:
             prompts = random_prompts(_LENGTHS, vocab_size=1000, seed=task.seed + seed // 2)
             llm.generate(prompts, _params(), use_tqdm=False)
         ((num_steps, waits),) = llm.llm_engine.collective_rpc("take_waits")
-    report.figure("waits", len(waits), note=f"{num_steps} steps watched")
+    report.metric("waits", len(waits), note=f"{num_steps} steps watched")
     for location, count in waits.most_common():
         report.fail(f"{location}: {count} times")
 

@@ -35,7 +35,7 @@ DEVICE_PLUGINS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureSpec:
+class MetricSpec:
     """One metric. what: a short description. at_least, at_most: the target; None for no target."""
 
     name: str
@@ -74,28 +74,28 @@ class SectionSpec:
     question: str
     deadline_s: float
     on_cpu: bool = True
-    figures: tuple[FigureSpec, ...] = ()
+    figures: tuple[MetricSpec, ...] = ()
     module: str = ""
     accepted: frozenset[str] = frozenset()
 
 
 _SCALED = f"tokens/s scaled to the copy bandwidth of an H200, {H200_COPY_GB_S:,d} GB/s"
 _AGREEMENT = (
-    FigureSpec(
+    MetricSpec(
         name="max_error",
         what="largest difference of logits, float32",
         unit="",
         at_most=1e-4,
     ),
-    FigureSpec(name="qualify", what="share of positions without ties", unit="%", at_least=95),
-    FigureSpec(name="equal", what="share of equal tokens, without ties", unit="%", at_least=100),
+    MetricSpec(name="qualify", what="share of positions without ties", unit="%", at_least=95),
+    MetricSpec(name="equal", what="share of equal tokens, without ties", unit="%", at_least=100),
 )
 _THROUGHPUT = (
-    FigureSpec(name="load_s", what="start-up time with random weights", unit="s"),
-    FigureSpec(name="one", what="one request, 128 prompt and 256 output tokens", unit="tokens/s"),
-    FigureSpec(name="many", what="256 requests, 128 prompt and 256 output tokens", unit="tokens/s"),
-    FigureSpec(name="launch_ms", what="median launch time at batch size 256", unit="ms"),
-    FigureSpec(name="host_ms", what="host time per step at batch size 256", unit="ms"),
+    MetricSpec(name="load_s", what="start-up time with random weights", unit="s"),
+    MetricSpec(name="one", what="one request, 128 prompt and 256 output tokens", unit="tokens/s"),
+    MetricSpec(name="many", what="256 requests, 128 prompt and 256 output tokens", unit="tokens/s"),
+    MetricSpec(name="launch_ms", what="median launch time at batch size 256", unit="ms"),
+    MetricSpec(name="host_ms", what="host time per step at batch size 256", unit="ms"),
 )
 
 
@@ -110,9 +110,9 @@ SECTIONS = (
         question="Which bandwidth and compute rate do torch's operations reach?",
         deadline_s=15,
         figures=(
-            FigureSpec(name="copy_gb_s", what="copy bandwidth (reads and writes)", unit="GB/s"),
-            FigureSpec(name="read_gb_s", what="read bandwidth", unit="GB/s"),
-            FigureSpec(name="gemm_tflop_s", what="bf16 matrix multiplication", unit="TFLOP/s"),
+            MetricSpec(name="copy_gb_s", what="copy bandwidth (reads and writes)", unit="GB/s"),
+            MetricSpec(name="read_gb_s", what="read bandwidth", unit="GB/s"),
+            MetricSpec(name="gemm_tflop_s", what="bf16 matrix multiplication", unit="TFLOP/s"),
         ),
     ),
     SectionSpec(
@@ -126,8 +126,8 @@ SECTIONS = (
         deadline_s=90,
         figures=(
             *_AGREEMENT,
-            FigureSpec(name="bf16_kl", what="mean KL divergence of bf16 from float32", unit="nat"),
-            FigureSpec(name="bf16_top1", what="top-1 agreement, bf16 and float32", unit="%"),
+            MetricSpec(name="bf16_kl", what="mean KL divergence of bf16 from float32", unit="nat"),
+            MetricSpec(name="bf16_top1", what="top-1 agreement, bf16 and float32", unit="%"),
         ),
     ),
     SectionSpec(
@@ -140,23 +140,23 @@ SECTIONS = (
         name="demo",
         question="How accurate is the demo model?",
         deadline_s=35,
-        figures=(FigureSpec(name="right", what="correct answers", unit="%", at_least=95),),
+        figures=(MetricSpec(name="right", what="correct answers", unit="%", at_least=95),),
     ),
     SectionSpec(
-        name="synchronisation",
+        name="synchronization",
         question="Does the host wait for the device within a step?",
         deadline_s=30,
         on_cpu=False,
-        figures=(FigureSpec(name="waits", what="blocking synchronizations", unit="", at_most=0),),
+        figures=(MetricSpec(name="waits", what="blocking synchronizations", unit="", at_most=0),),
     ),
     SectionSpec(
         name="memory",
         question="Is the memory limit respected, and is memory use constant?",
         deadline_s=40,
         figures=(
-            FigureSpec(name="used", what="memory use with a limit of 50 %", unit="%", at_most=52),
-            FigureSpec(name="device_mib", what="device memory growth", unit="MiB", at_most=1),
-            FigureSpec(name="host_mib", what="host memory growth", unit="MiB", at_most=32),
+            MetricSpec(name="used", what="memory use with a limit of 50 %", unit="%", at_most=52),
+            MetricSpec(name="device_mib", what="device memory growth", unit="MiB", at_most=1),
+            MetricSpec(name="host_mib", what="host memory growth", unit="MiB", at_most=32),
         ),
     ),
     SectionSpec(
@@ -166,7 +166,7 @@ SECTIONS = (
         on_cpu=False,
         figures=(
             *_AGREEMENT,
-            FigureSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
+            MetricSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
         ),
     ),
     SectionSpec(
@@ -175,10 +175,10 @@ SECTIONS = (
         deadline_s=25,
         on_cpu=False,
         figures=(
-            FigureSpec(
+            MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
-            FigureSpec(
+            MetricSpec(
                 name="released",
                 what="share of weights and cache that is free",
                 unit="%",
@@ -193,10 +193,10 @@ SECTIONS = (
         deadline_s=20,
         on_cpu=False,
         figures=(
-            FigureSpec(
+            MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
-            FigureSpec(name="ratio", what="speed of one request, relative to no offload", unit="%"),
+            MetricSpec(name="ratio", what="speed of one request, relative to no offload", unit="%"),
         ),
     ),
     SectionSpec(
@@ -205,11 +205,11 @@ SECTIONS = (
         deadline_s=40,
         on_cpu=False,
         figures=(
-            FigureSpec(
+            MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
-            FigureSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
-            FigureSpec(
+            MetricSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
+            MetricSpec(
                 name="seconds", what="time of the compiled engine, with its start", unit="s"
             ),
         ),
@@ -220,7 +220,7 @@ SECTIONS = (
         deadline_s=30,
         on_cpu=False,
         figures=tuple(
-            FigureSpec(name=name, what=f"share of tokens equal to bf16: {what}", unit="%")
+            MetricSpec(name=name, what=f"share of tokens equal to bf16: {what}", unit="%")
             for name, what in (
                 ("e4m3_token", "e4m3, per-token scales"),
                 ("e4m3_layer", "e4m3, per-layer scales"),
@@ -235,9 +235,9 @@ SECTIONS = (
         deadline_s=40,
         figures=(
             *_THROUGHPUT[:-1],
-            FigureSpec(name="host_ms", what=_THROUGHPUT[-1].what, unit="ms", at_most=3),
-            FigureSpec(name="one_h200", what=f"one request, {_SCALED}", at_least=850),
-            FigureSpec(name="many_h200", what=f"256 requests, {_SCALED}", at_least=22_000),
+            MetricSpec(name="host_ms", what=_THROUGHPUT[-1].what, unit="ms", at_most=3),
+            MetricSpec(name="one_h200", what=f"one request, {_SCALED}", at_least=850),
+            MetricSpec(name="many_h200", what=f"256 requests, {_SCALED}", at_least=22_000),
         ),
     ),
     SectionSpec(
@@ -247,7 +247,7 @@ SECTIONS = (
         on_cpu=False,
         figures=(
             *_THROUGHPUT,
-            FigureSpec(
+            MetricSpec(
                 name="read_share",
                 what="weight bytes per second of one request, relative to reads",
                 unit="%",
@@ -261,8 +261,8 @@ SECTIONS = (
         deadline_s=55,
         on_cpu=False,
         figures=(
-            FigureSpec(name="one", what="one request, relative to vLLM", unit="%"),
-            FigureSpec(name="many", what="256 requests, relative to vLLM", unit="%"),
+            MetricSpec(name="one", what="one request, relative to vLLM", unit="%"),
+            MetricSpec(name="many", what="256 requests, relative to vLLM", unit="%"),
         ),
         accepted=_OPTIONAL,
     ),
@@ -272,7 +272,7 @@ SECTIONS = (
         deadline_s=35,
         on_cpu=False,
         figures=(
-            FigureSpec(
+            MetricSpec(
                 name="decode_copy_share",
                 what="bandwidth of KV-cache reads in decode, relative to copies",
                 unit="%",

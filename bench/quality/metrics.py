@@ -17,7 +17,7 @@ import numpy as np
 SLAB_ROWS = 64
 
 
-class Figures:
+class MetricSums:
     """Sums over the positions of one text. kl, same: by the name of the reference."""
 
     def __init__(self, references: Sequence[str]) -> None:
@@ -47,11 +47,11 @@ class Recorder:
     def __init__(self, references: Mapping[str, str], save_to: str | None) -> None:
         self._folders = {name: Path(folder) for name, folder in references.items()}
         self._save_to = None if save_to is None else Path(save_to)
-        self.texts: dict[str, Figures] = {}
+        self.texts: dict[str, MetricSums] = {}
 
     def begin(self, text: str, number: int, token_ids: Sequence[int]) -> None:
         """Start a chunk. Then pass the logits after each token except the last one to `take`."""
-        self._figures = self.texts.setdefault(text, Figures(list(self._folders)))
+        self._sums = self.texts.setdefault(text, MetricSums(list(self._folders)))
         self._targets = np.array(token_ids[1:], dtype=np.int64)
         self._done = 0
         self._file = f"{text}-{number}.npy"
@@ -76,7 +76,7 @@ class Recorder:
 
     def result(self) -> dict[str, Any]:
         """Return the metrics of each text."""
-        return {name: figures.result() for name, figures in self.texts.items()}
+        return {name: sums.result() for name, sums in self.texts.items()}
 
     def _add_slab(self, logits_PV: np.ndarray) -> None:
         rows = slice(self._done, self._done + len(logits_PV))
@@ -87,15 +87,15 @@ class Recorder:
             raise RuntimeError("the engine computed logits that are NaN or infinite")
         self._save(rows, logits_PV)
         log_q_PV = log_softmax(logits_PV)
-        figures = self._figures
-        figures.nll -= float(log_q_PV[np.arange(len(targets_P)), targets_P].sum(dtype=np.float64))
-        figures.num_positions += len(targets_P)
+        sums = self._sums
+        sums.nll -= float(log_q_PV[np.arange(len(targets_P)), targets_P].sum(dtype=np.float64))
+        sums.num_positions += len(targets_P)
         best_P = logits_PV.argmax(-1)
         for name, known in self._known.items():
             log_p_PV = log_softmax(known[rows])
             terms_PV = np.exp(log_p_PV) * (log_p_PV - log_q_PV)
-            figures.kl[name] += float(terms_PV.sum(dtype=np.float64))
-            figures.same[name] += int((known[rows].argmax(-1) == best_P).sum())
+            sums.kl[name] += float(terms_PV.sum(dtype=np.float64))
+            sums.same[name] += int((known[rows].argmax(-1) == best_P).sum())
         self._done = rows.stop
 
     def _save(self, rows: slice, logits_PV: np.ndarray) -> None:

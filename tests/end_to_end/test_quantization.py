@@ -1,4 +1,4 @@
-"""Accuracy of the demo model with quantized weights: the short form of `bench/quantisation.py`."""
+"""Accuracy of the demo model with quantized weights: the short form of `bench/quantization.py`."""
 
 import importlib.util
 import sys
@@ -23,7 +23,7 @@ LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.005, 0.985, 0.97)}
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("bench_quantisation", BENCH / "quantisation.py")
+    spec = importlib.util.spec_from_file_location("bench_quantization", BENCH / "quantization.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     threads = torch.get_num_threads()

@@ -8,7 +8,7 @@ because its distributions are flat. Then the demo model answers held-out questio
 through the engine, greedily; an answer is right if the task's checker accepts it and it ends with
 EOS. The results are deterministic, so one run is enough.
 
-    python bench/quantisation.py [--per-task 50] [--random-tokens 2048] [--json FILE]
+    python bench/quantization.py [--per-task 50] [--random-tokens 2048] [--json FILE]
 """
 
 from __future__ import annotations
