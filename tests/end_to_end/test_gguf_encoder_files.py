@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -82,7 +83,11 @@ KEYS = [
     ("modern-bert", {"attention.sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("modern-bert", {"attention.sliding_window_pattern": [True]}, "or a list of 4 flags"),
     ("modern-bert", {"hidden_activation": "step"}, "modern-bert.hidden_activation is 'step'"),
+    ("modern-bert", {"rope.dimension_count": 8}, "dimension_count is 8; it must be equal to"),
     ("nomic-bert", {"rope.freq_base": None}, "nomic-bert.rope.freq_base is missing"),
+    ("nomic-bert", {"rope.dimension_count": 8}, "dimension_count is 8; it must be equal to"),
+    ("nomic-bert", {"rope.scaling.factor": 4.0}, "nomic-bert.rope.scaling.type is 'linear'"),
+    ("nomic-bert", {"rope.scaling.type": "yarn"}, "nomic-bert.rope.scaling.type is 'yarn'"),
 ]
 
 
@@ -130,6 +135,33 @@ def without(*names):
 )
 def test_the_error_for_a_missing_tensor_of_an_encoder_names_it(name, error, tmp_path):
     rejected(write(tmp_path, change=without(name)), name.rpartition(".")[0], error)
+
+
+SHAPES = [
+    ("bert", "blk.0.attn_output.weight", (64,), "require 64 rows"),
+    ("bert", "blk.0.ffn_down.weight", (1, 96), "require 64 rows"),
+    ("bert", "token_types.weight", (2, 1), "require 64 columns"),
+    ("bert", "token_types.weight", None, "token_type_count is 2, but token_types.weight has 0"),
+    ("nomic-bert", "token_types.weight", None, "no tensor token_types.weight"),
+    ("roberta", "cls.output.weight", (2, 1), "require 64 columns"),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor", "shape", "message"), SHAPES)
+def test_shapes_that_contradict_the_metadata_are_rejected_before_a_model_is_created(
+    name, tensor, shape, message, tmp_path
+):
+    def change(tensors):
+        del tensors[tensor]
+        if shape is not None:
+            tensors[tensor] = np.zeros(shape, np.float32)
+
+    conversion = (CLASSIFIER_CONVERSIONS if name == "roberta" else ENCODER_CONVERSIONS)[name]
+    model = make_encoder(conversion)
+    path = write_encoder(conversion, model, tmp_path / "model.gguf", change=change)
+    with pytest.raises(ModelError, match=re.escape(message)) as caught:
+        GGUFFormat().describe(path)
+    assert path.name in str(caught.value)
 
 
 def test_an_unknown_tensor_of_an_encoder_is_rejected(tmp_path):

@@ -24,23 +24,27 @@ def check_shapes(fields: Fields, config: Mapping[str, Any], head_dim: int) -> No
     """
     num_heads = fields.integer("attention.head_count")
     num_kv_heads = fields.integer("attention.head_count_kv", default=num_heads)
+    length = (0, config["hidden_size"], "embedding_length")
     # Leaf of a tensor: dimension, expected size, keys of the metadata.
     expected = {
-        "ffn_down.weight": (1, fields.integer("feed_forward_length"), "feed_forward_length")
+        "ffn_down.weight": (
+            length,
+            (1, fields.integer("feed_forward_length"), "feed_forward_length"),
+        )
     }
     if "kv_lora_rank" not in config and num_heads:
         _check_heads(fields, num_heads, num_kv_heads)
         keys = f"attention.head_count × head size {head_dim}"
-        expected["attn_output.weight"] = (1, num_heads * head_dim, keys)
+        expected["attn_output.weight"] = (length, (1, num_heads * head_dim, keys))
         keys = f"attention.head_count_kv × head size {head_dim}"
-        expected["attn_k.weight"] = (0, num_kv_heads * head_dim, keys)
+        expected["attn_k.weight"] = ((0, num_kv_heads * head_dim, keys),)
     _check_size(fields, "token_embd.weight", 1, config["hidden_size"], "embedding_length")
     layers = set()
     for name in fields.file.tensors:
         if match := _LAYER.fullmatch(name):
             layers.add(int(match["number"]))
-            if match["leaf"] in expected:
-                _check_size(fields, name, *expected[match["leaf"]])
+            for check in expected.get(match["leaf"], ()):
+                _check_size(fields, name, *check)
     missing = next((n for n in range(config["num_hidden_layers"]) if n not in layers), None)
     if missing is not None:
         raise ModelError(
@@ -77,8 +81,12 @@ def _check_heads(fields: Fields, num_heads: int, num_kv_heads: int) -> None:
 
 
 def _check_size(fields: Fields, name: str, dimension: int, size: int, key: str) -> None:
-    """Compare one dimension of a tensor, if it has two, with the size that the metadata states."""
+    """Compare one dimension of a matrix with the size that the metadata states.
+
+    Files may omit the number of rows of a matrix with one row.
+    """
     shape = fields.file.tensors[name].shape
+    shape = (1, *shape) if len(shape) == 1 else shape
     if len(shape) == 2 and shape[dimension] != size:
         raise ModelError(
             f"{fields.file.path}: {name} has the shape {list(shape)}, but the metadata "

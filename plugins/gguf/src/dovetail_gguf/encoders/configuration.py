@@ -15,7 +15,7 @@ from dovetail.value_checks import shorten
 from dovetail_gguf.encoders.architecture_names import BERT, MODERN_BERT, NOMIC_BERT
 from dovetail_gguf.encoders.pooling import CLS, HEAD, read_pooling_type
 from dovetail_gguf.metadata_fields import Fields
-from dovetail_gguf.shape_checks import check_shapes
+from dovetail_gguf.shape_checks import check_rotary_size, check_shapes
 
 Config = dict[str, Any]
 
@@ -40,7 +40,7 @@ def read_encoder(fields: Fields) -> Config:
     config = _read_sizes(fields)
     config |= _READERS[fields.name](fields, config)
     if HEAD in fields.file.tensors:
-        config |= _read_labels(fields)
+        config |= _read_labels(fields, config)
     return config
 
 
@@ -106,7 +106,7 @@ def _read_bert(fields: Fields, config: Config) -> Config:
             "omits one layer of the head of BERT, so the results would be wrong. Load the original "
             "checkpoint."
         )
-    num_types = _num_types(fields)
+    num_types = _num_types(fields, config)
     family = "Bert" if num_types else "DistilBert"
     kind = "ForSequenceClassification" if has_head(fields) else "Model"
     changes = {
@@ -129,24 +129,20 @@ def _read_nomic_bert(fields: Fields, config: Config) -> Config:
             f"{fields.file.path}: the classification head ({HEAD}) is not supported for "
             f"{fields.name}."
         )
+    _check_rope(fields, config)
     return {
         "architectures": ["NomicBertModel"],
         "model_type": "nomic_bert",
         "hidden_act": "silu",
         "layer_norm_eps": fields.number("attention.layer_norm_epsilon"),
-        "type_vocab_size": _num_types(fields),
+        "type_vocab_size": _num_types(fields, config),
         "rope_theta": fields.number("rope.freq_base"),
     }
 
 
 def _read_modern_bert(fields: Fields, config: Config) -> Config:
     tensors = fields.file.tensors
-    scaling = fields.get("rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise ModelError(
-            f"{fields.file.path}: {fields.name}.rope.scaling.type is {shorten(scaling)}; only "
-            "'none' is supported."
-        )
+    _check_rope(fields, config)
     head = {}
     if has_head(fields):
         absent = next((name for name in (_DENSE, _HEAD_NORM) if name not in tensors), None)
@@ -169,6 +165,20 @@ def _read_modern_bert(fields: Fields, config: Config) -> Config:
         **_read_windows(fields, config["num_hidden_layers"]),
         **head,
     }
+
+
+def _check_rope(fields: Fields, config: Config) -> None:
+    """Raise ModelError for scaled positions, and for another rotary size than the head size."""
+    scaling = fields.get("rope.scaling.type")
+    if scaling is None and fields.number("rope.scaling.factor", default=1.0) != 1:
+        scaling = "linear"  # as in llama.cpp
+    if scaling not in (None, "none"):
+        raise ModelError(
+            f"{fields.file.path}: {fields.name}.rope.scaling.type is {shorten(scaling)}; only "
+            "'none' is supported."
+        )
+    head_size = config["hidden_size"] // config["num_attention_heads"]
+    check_rotary_size(fields, head_size, is_partial=False)
 
 
 def _read_activation(fields: Fields) -> str:
@@ -199,9 +209,9 @@ def _read_windows(fields: Fields, num_layers: int) -> Config:
     return {"local_attention": window, "layer_types": kinds}
 
 
-def _read_labels(fields: Fields) -> Config:
+def _read_labels(fields: Fields, config: Config) -> Config:
     """Return the labels of the classification head, and their number."""
-    num_labels, _ = _shape(fields, HEAD)
+    num_labels = _num_rows(fields, HEAD, config)
     key = f"{fields.name}.classifier.output_labels"
     metadata = fields.file.metadata
     if key not in metadata:
@@ -220,18 +230,31 @@ def _read_labels(fields: Fields) -> Config:
     }
 
 
-def _num_types(fields: Fields) -> int:
+def _num_types(fields: Fields, config: Config) -> int:
     """Return the number of token types; 0 for DistilBERT, which has none."""
-    if "token_types.weight" not in fields.file.tensors:
-        return 0
-    num_types, _ = _shape(fields, "token_types.weight")
-    stated = fields.file.metadata.get("tokenizer.ggml.token_type_count", num_types)
-    if stated != num_types:
+    name = "token_types.weight"
+    is_distil = fields.name == BERT and name not in fields.file.tensors
+    num_types = 0 if is_distil else _num_rows(fields, name, config)
+    # Files of DistilBERT state one type.
+    num_stated = max(1, num_types)
+    stated = fields.file.metadata.get("tokenizer.ggml.token_type_count", num_stated)
+    if stated != num_stated:
         raise ModelError(
             f"{fields.file.path}: tokenizer.ggml.token_type_count is {shorten(stated)}, but "
-            f"token_types.weight has {num_types} rows."
+            f"{name} has {num_types} rows."
         )
     return num_types
+
+
+def _num_rows(fields: Fields, name: str, config: Config) -> int:
+    """Return the rows of a tensor, whose columns are those of the hidden size."""
+    rows, columns = _shape(fields, name)
+    if columns != config["hidden_size"]:
+        raise ModelError(
+            f"{fields.file.path}: {name} has the shape {[rows, columns]}, but the metadata "
+            f"({fields.name}.embedding_length) require {config['hidden_size']} columns."
+        )
+    return rows
 
 
 def _shape(fields: Fields, name: str) -> tuple[int, int]:
