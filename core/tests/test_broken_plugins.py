@@ -93,9 +93,9 @@ BROKEN = [
     # --- the plugin cannot be imported
     Broken(
         id="raises_on_import",
-        source="raise RuntimeError('no licence')\n",
+        source="raise RuntimeError('no license')\n",
         error=PluginLoadError,
-        words=("'bad' of acme 1.0", "RuntimeError: no licence"),
+        words=("'bad' of acme 1.0", "RuntimeError: no license"),
     ),
     Broken(
         id="exits_on_import",

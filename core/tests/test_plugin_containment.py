@@ -76,11 +76,11 @@ def test_output_of_an_import_is_logged_and_not_printed(plugin_site, capsys):
 
 
 def test_output_of_a_failed_import_is_part_of_its_error(plugin_site, capsys):
-    plugin_site.add("acme", ENTRIES, parts="print('no licence ' * 40)\nraise OSError\n")
+    plugin_site.add("acme", ENTRIES, parts="print('no license ' * 40)\nraise OSError\n")
     with pytest.raises(PluginLoadError) as failure:
         plugin_site.registry().load("policy", "fair")
     *_, note = failure.value.__notes__
-    assert note.startswith("The import of acme printed 'no licence no") and len(note) < 180
+    assert note.startswith("The import of acme printed 'no license no") and len(note) < 180
     assert capsys.readouterr().out == ""
 
 

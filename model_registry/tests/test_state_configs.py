@@ -1,4 +1,4 @@
-"""Fields of config.json of models with states: layers, defaults, and errors with the field."""
+"""Fields of config.json of recurrent models: layers, defaults, and errors with the field."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def test_threads_can_call_the_executor_concurrently(make):
 
 @pytest.mark.costly
 def test_the_worker_receives_its_options_and_its_extension(make, parts):
-    executor = make(2, config={"worker_extension_cls": parts.Extra}, colour="red", sizes=[1, 2])
-    assert executor.collective_rpc("options") == [{"colour": "red", "sizes": [1, 2]}] * 2
+    executor = make(2, config={"worker_extension_cls": parts.Extra}, color="red", sizes=[1, 2])
+    assert executor.collective_rpc("options") == [{"color": "red", "sizes": [1, 2]}] * 2
     assert executor.collective_rpc("twice") == [0, 2]
 
 

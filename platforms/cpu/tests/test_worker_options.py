@@ -22,7 +22,7 @@ class Plain(CPUWorker):
 class MoreOptions(CPUWorkerOptions):
     """The options of the CPU worker and one additional option."""
 
-    colour: str = "red"
+    color: str = "red"
 
 
 class WorkerWithMoreOptions(CPUWorker):
@@ -82,7 +82,7 @@ def test_the_error_for_an_invalid_option_names_worker_and_option(
     ("worker_cls", "options"),
     [
         (Plain, {"packed_cache": "off"}),
-        (WorkerWithMoreOptions, {"colour": "blue"}),
+        (WorkerWithMoreOptions, {"color": "blue"}),
         (Own, {"speed": 3}),
     ],
 )

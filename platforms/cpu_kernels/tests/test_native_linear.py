@@ -50,7 +50,7 @@ class Weight:
         self.memory = torch.zeros(self.shape.num_bytes + 64, dtype=torch.uint8)
         self.packed = -(-self.memory.data_ptr() // 64) * 64
         assert linear.pack(self.shape, self.plain.data_ptr(), self.packed) == 0
-        self.exact = quantised_weight(self.plain, self.shape)
+        self.exact = quantized_weight(self.plain, self.shape)
 
     def random(self, *size, scale=1.0):
         return (torch.randn(*size, generator=self.generator) * scale).bfloat16()
@@ -70,7 +70,7 @@ class Weight:
         return y
 
     def reference(self, x, *, bias=None, residual=None):
-        y = quantised_input(x, self.shape) @ self.exact.T
+        y = quantized_input(x, self.shape) @ self.exact.T
         y = y if bias is None else y + bias.double()
         if self.shape.gate_up:
             gate, up = y.chunk(2, dim=1)
@@ -92,7 +92,7 @@ def rounded_up(x, bits):
     return ((x.view(torch.int32) + (1 << bits) - 1) >> bits << bits).view(torch.float32)
 
 
-def quantised_bytes(x, group):
+def quantized_bytes(x, group):
     """Return int8 numbers with a scale per row and group, quantized as in the kernels."""
     x = in_groups(x, group)
     scale = rounded_up(x.abs().amax(2, keepdim=True) / 127, bits=8)
@@ -104,13 +104,13 @@ def rounded_products(x, scale):
     return (q.double() * scale.double()).flatten(1)
 
 
-def quantised_input(x, shape):
+def quantized_input(x, shape):
     if shape.kind == linear.BF16:
         return x.double()
-    return quantised_bytes(x, shape.group or 32)
+    return quantized_bytes(x, shape.group or 32)
 
 
-def quantised_weight(w, shape):
+def quantized_weight(w, shape):
     if shape.kind == linear.BF16:
         return w.double()
     groups = in_groups(w, shape.group or 32)

@@ -14,7 +14,7 @@ from dovetail.kv_cache.grouping import group_layers
 from dovetail_devkit.attention.batch import check_batch
 from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.fakes.attention import FakeAttentionBackend, FakeAttentionBuilder
-from dovetail_torch.attention.chunked_runs import divide_runs
+from dovetail_torch.attention.chunked_runs import split_runs
 from dovetail_torch.layers import Attention, ChunkedAttention, HeadShape, attention_layers
 from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
 from dovetail_torch.runner.step_limits import StepLimits
@@ -80,7 +80,7 @@ def make_batch(runs):
 
 
 def test_the_tokens_of_a_request_are_divided_at_attention_chunk_boundaries():
-    divided = divide_runs(make_batch([(0, 6, 11), (1, 16, 1)]), CHUNK_SIZE, BLOCK_SIZE)
+    divided = split_runs(make_batch([(0, 6, 11), (1, 16, 1)]), CHUNK_SIZE, BLOCK_SIZE)
     check_batch(divided, BLOCK_SIZE)
     assert list(divided.query_lens) == [2, 8, 1, 1]
     assert list(divided.seq_lens) == [8, 8, 1, 1]
@@ -95,7 +95,7 @@ def test_random_steps_become_valid_batches_of_the_same_tokens(seed):
         start = source.randrange(MAX_LEN)
         runs.append((row, start, source.randint(1, MAX_LEN - start)))
     batch = make_batch(runs)
-    divided = divide_runs(batch, CHUNK_SIZE, BLOCK_SIZE)
+    divided = split_runs(batch, CHUNK_SIZE, BLOCK_SIZE)
     check_batch(divided, BLOCK_SIZE)
     assert sum(divided.query_lens) == sum(batch.query_lens)
     assert max(divided.seq_lens) <= CHUNK_SIZE

@@ -60,7 +60,7 @@ def test_operations_that_make_the_host_wait_are_detected(name, mode, x):
     with torch.inference_mode(mode):
         DEVICE.watch.forget()
         WAITS[name](x.clone())
-        locations = list(DEVICE.watch.synchronisations)
+        locations = list(DEVICE.watch.synchronizations)
         assert locations and all(location.startswith(__file__) for location in locations)
         with DEVICE.strict(), pytest.raises(HiddenWaitError, match="keep the value"):
             WAITS[name](x.clone())
@@ -86,7 +86,7 @@ PASSES = {
 def test_operations_that_do_not_wait_are_allowed(name, mode, x):
     with torch.inference_mode(mode), DEVICE.strict():
         PASSES[name](x)
-    assert not DEVICE.watch.synchronisations
+    assert not DEVICE.watch.synchronizations
 
 
 def test_strict_mode_raises_only_for_waits_of_the_thread_that_enabled_it(x):
@@ -105,7 +105,7 @@ def test_a_copy_to_the_host_is_complete_at_its_event(x, queues, pinned):
         assert not event.query() and pinned.tolist() != x.host.tolist()
         event.synchronize()
     assert event.query() and pinned.tolist() == list(range(8))
-    assert DEVICE.watch.waits == 1 and not DEVICE.watch.synchronisations
+    assert DEVICE.watch.waits == 1 and not DEVICE.watch.synchronizations
     DEVICE.check()
 
 

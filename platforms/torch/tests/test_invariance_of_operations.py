@@ -30,7 +30,7 @@ def test_a_provider_may_exclude_operations_from_its_guarantee():
         required.add_states(DependentOps, ranks)
 
 
-def test_a_layer_with_states_may_name_other_operations_that_the_provider_must_guarantee():
+def test_a_recurrent_layer_may_name_other_operations_that_the_provider_must_guarantee():
     class NoRecurrence(Ops):
         batch_invariant = EqualOps.batch_invariant
 

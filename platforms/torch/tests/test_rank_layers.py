@@ -16,7 +16,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError, WeightError
 from dovetail.interfaces import LinearShape, ModelContext, OneRank, WeightLoaderContext
-from dovetail_torch.distributed.shard import Shard, divide, divide_unevenly
+from dovetail_torch.distributed.shard import Shard, shard_evenly, shard_unevenly
 from dovetail_torch.layers import (
     Attention,
     ColumnParallelLinear,
@@ -274,11 +274,11 @@ def test_random_weights_do_not_depend_on_the_number_of_ranks(
 def test_shards_cover_each_entry_of_a_dimension_once() -> None:
     for size, count in ((12, 3), (13, 2), (13, 4), (257, 8)):
         ranks = [OneRank(rank=rank, size=count) for rank in range(count)]
-        shards = [divide_unevenly(size, item, "it") for item in ranks]
+        shards = [shard_unevenly(size, item, "it") for item in ranks]
         covered = [index for shard in shards for index in range(size)[shard.slice]]
         assert covered == list(range(size))
         assert len({shard.size for shard in shards[:-1]}) == 1 >= shards[-1].size / shards[0].size
-    assert divide(12, OneRank(rank=2, size=3), "it") == Shard(start=8, size=4, whole=12)
+    assert shard_evenly(12, OneRank(rank=2, size=3), "it") == Shard(start=8, size=4, whole=12)
 
 
 def test_each_rank_has_the_sinks_of_its_heads() -> None:

@@ -23,9 +23,9 @@ from dovetail_attn_torch.backend import TorchAttentionBackend
 from dovetail_devkit.model.dense_attention import DenseAttention
 from dovetail_devkit.ops.recurrence import recur_gated
 from dovetail_devkit.ops.states import recur
-from dovetail_torch.attention.state_parts import StatePartsBuilder, divide_tokens
+from dovetail_torch.attention.state_parts import StatePartsBuilder, split_tokens
 from dovetail_torch.attention_table import CurrentAttention, NoAttention
-from dovetail_torch.distributed.shard import Shard, undivided
+from dovetail_torch.distributed.shard import Shard, unsharded
 from dovetail_torch.layers import (
     Attention,
     CausalConv,
@@ -89,7 +89,7 @@ def test_tokens_are_divided_at_the_ends_of_blocks():
             sizes += [end - begin for begin, end in zip(begins, ends, strict=True)]
             reads += [table[(begin - 1) // BLOCK_SIZE] if begin else -1 for begin in begins]
             writes += [table[(end - 1) // BLOCK_SIZE] for end in ends]
-        parts = divide_tokens(batch, BLOCK_SIZE)
+        parts = split_tokens(batch, BLOCK_SIZE)
         assert (list(parts.sizes), list(parts.num_parts)) == (sizes, num_parts)
         assert (parts.reads_N.tolist(), parts.writes_N.tolist()) == (reads, writes)
         assert parts.reads_N.dtype == parts.writes_N.dtype == torch.int64
@@ -140,7 +140,7 @@ def test_state_parts_have_the_same_addresses_in_every_step_and_can_be_advanced()
         num_requests, left = source.randint(1, LIMITS.max_num_seqs), LIMITS.max_num_batched_tokens
         requests = [(source.randrange(20), source.randint(1, left // 3)) for _ in "abc"]
         batch = batch_of(requests[:num_requests])
-        parts, expected = builder.build(batch), divide_tokens(batch, BLOCK_SIZE)
+        parts, expected = builder.build(batch), split_tokens(batch, BLOCK_SIZE)
         memory = parts.memory
         fields = (memory.num_parts_R, memory.sizes_N, memory.reads_N, memory.writes_N)
         addresses.add((memory.num_requests_1.data_ptr(), *(x.data_ptr() for x in fields)))
@@ -163,7 +163,7 @@ def test_state_parts_have_the_same_addresses_in_every_step_and_can_be_advanced()
         parts = builder.build(batch)
         builder.advance()
         later = replace(batch, seq_lens=[end + 1 for end in batch.seq_lens])
-        expected = divide_tokens(later, BLOCK_SIZE)
+        expected = split_tokens(later, BLOCK_SIZE)
         assert parts.reads_N.tolist() == expected.reads_N.tolist()
         assert parts.writes_N.tolist() == expected.writes_N.tolist()
 
@@ -200,7 +200,7 @@ def test_decays_after_a_strong_decay_are_precise():
         rates_H=torch.tensor([-1.0]),
     )
     batch = batch_of([(0, 64)], 20)
-    parts = divide_tokens(batch, 64)
+    parts = split_tokens(batch, 64)
     parts = replace(parts, writes_N=torch.tensor([0]))
     expected, actual = (torch.zeros(1, 1, 1, 1) for _ in range(2))
     result = linear_attention(inputs, actual, parts)
@@ -222,7 +222,7 @@ def test_a_long_recurrence_is_precise_and_a_nan_stays_in_its_request():
         decay_bias_C=torch.zeros(num_channels),
         rates_C=torch.tensor([-1e-7, -1e-3, -0.1, -20.0, -1e4]),
     )
-    parts = divide_tokens(batch_of([(0, count) for count in counts], 80), 1000)
+    parts = split_tokens(batch_of([(0, count) for count in counts], 80), 1000)
     parts = replace(parts, writes_N=torch.arange(3))
     expected, actual = (torch.zeros(3, num_channels) for _ in range(2))
     wanted = recur_gated(inputs, expected, parts)
@@ -279,7 +279,7 @@ def context(dtype=torch.float32):
 
 
 def test_each_rank_loads_its_part_of_each_group_of_channels():
-    parts = {"x": Shard(start=4, size=4, whole=8), "b": undivided(3)}
+    parts = {"x": Shard(start=4, size=4, whole=8), "b": unsharded(3)}
     conv = CausalConv(context(), parts, 4, bias=True)
     table = build_weight_table(nn.ModuleDict({"conv1d": conv}))
     weights = {"conv1d.x.weight": 8, "conv1d.b.weight": 3, "conv1d.x.bias": 8, "conv1d.b.bias": 3}
@@ -301,7 +301,7 @@ def test_each_rank_loads_its_part_of_each_group_of_channels():
 @pytest.mark.parametrize("activated", [True, False])
 def test_a_convolution_continues_with_the_last_inputs_of_its_state(activated):
     torch.manual_seed(0)
-    conv = CausalConv(context(), {"all": undivided(6)}, 4, bias=True, activated=activated)
+    conv = CausalConv(context(), {"all": unsharded(6)}, 4, bias=True, activated=activated)
     for parameter in conv.parameters():
         parameter.copy_(torch.randn(parameter.shape))
     x_TC = torch.randn(11, 6)

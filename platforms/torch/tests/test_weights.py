@@ -305,8 +305,8 @@ def test_an_untied_model_needs_the_weight_of_its_lm_head(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
 def test_dtypes_that_need_scales_are_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
-    quantised = torch.zeros(4, 5).to(dtype)
-    save_file(make_weights() | {"mlp.down_proj.weight": quantised}, tmp_path / SINGLE)
+    quantized = torch.zeros(4, 5).to(dtype)
+    save_file(make_weights() | {"mlp.down_proj.weight": quantized}, tmp_path / SINGLE)
     rejected(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantized")
 
 
@@ -335,8 +335,8 @@ def test_dummy_weights_are_small_and_reproducible() -> None:
     ):
         assert torch.equal(weight, same)
         assert not torch.equal(weight, different)
-        centre = 1.0 if name == "norm.weight" else 0.0
-        assert 0 < (weight - centre).abs().max() < 0.2
+        center = 1.0 if name == "norm.weight" else 0.0
+        assert 0 < (weight - center).abs().max() < 0.2
 
 
 def test_dummy_weights_depend_on_the_weight_name_and_not_on_tying_or_dtype() -> None:

@@ -133,7 +133,8 @@ class FlashAttentionBackend(AttentionBackend):
     def create_layer(cls, context: AttentionLayerContext) -> FlashAttentionLayer:
         """Return the attention layer.
 
-        Raises ConfigError if the heads do not divide evenly, or no provider supports the layer.
+        Raises ConfigError if num_heads is not a multiple of num_kv_heads, or if no provider
+        supports the layer.
         """
         check_heads(context)
         capability = cls.devices.capability(context.device)

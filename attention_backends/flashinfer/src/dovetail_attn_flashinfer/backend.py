@@ -89,7 +89,10 @@ class FlashInferAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> FlashInferAttentionLayer:
-        """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
+        """Return the attention layer.
+
+        Raises ConfigError if num_heads is not a multiple of num_kv_heads.
+        """
         from dovetail_attn_flashinfer.layer import FlashInferAttentionLayer
 
         check_heads(context)

@@ -71,7 +71,10 @@ class TorchAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> AttentionLayer:
-        """Return the attention layer. Raise ConfigError if the heads do not divide evenly."""
+        """Return the attention layer.
+
+        Raises ConfigError if num_heads is not a multiple of num_kv_heads.
+        """
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads and "

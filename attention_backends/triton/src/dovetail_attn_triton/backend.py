@@ -146,7 +146,8 @@ class TritonAttentionBackend(AttentionBackend):
     def create_layer(context: AttentionLayerContext) -> AttentionLayer:
         """Return the attention layer.
 
-        Raise ConfigError if the heads do not divide evenly, or for unsupported latent attention.
+        Raises ConfigError if num_heads is not a multiple of num_kv_heads, and for unsupported
+        latent attention.
         """
         from dovetail_attn_triton.latent_layer import TritonLatentLayer
         from dovetail_attn_triton.layer import TritonAttentionLayer

@@ -387,7 +387,7 @@ ROUNDED = frozenset(
 """Operations with rounded results. In torch, they may not be batch-invariant."""
 
 STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
-"""Operations of models with states. In torch, they may not be batch-invariant."""
+"""Operations of recurrent models. In torch, they may not be batch-invariant."""
 RECURRENCE_OPERATIONS = frozenset({"plain_causal_conv", "gated_recurrence", "head_linear"})
 """Operations of layers with gated recurrences. In torch, they may not be batch-invariant."""
 LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
@@ -395,4 +395,4 @@ LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
 MIXED_OPERATIONS = frozenset(
     {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
 )
-"""Other operations of models with states or latent attention, not batch-invariant in torch."""
+"""Other operations of recurrent models or of latent attention, not batch-invariant in torch."""

@@ -18,8 +18,8 @@ from dovetail.interfaces.ops import RECURRENCE_OPERATIONS, GatedRecurrenceInputs
 from dovetail_models.decoder.shape import DecoderShape
 from dovetail_models.decoder.state_branch import (
     StateBranch,
-    divide_heads,
     head_parameter,
+    shard_heads,
     times,
 )
 from dovetail_torch.distributed.shard import Shard
@@ -94,7 +94,7 @@ class RecurrentBranch(StateBranch):
         options: RecurrenceOptions,
     ) -> None:
         super().__init__()
-        heads = divide_heads(options.num_heads, context, name)
+        heads = shard_heads(options.num_heads, context, name)
         channels = times(heads, options.head_size)
         self.in_proj = ParallelLinear(
             context,

@@ -19,7 +19,7 @@ from dovetail.interfaces.model import AttentionContext, ModelContext
 from dovetail.interfaces.ops import LatentWeights
 from dovetail_models.decoder.attention import AttentionBranch
 from dovetail_models.decoder.shape import DecoderShape, MakeAttention
-from dovetail_torch.distributed.shard import Shard, undivided
+from dovetail_torch.distributed.shard import Shard, unsharded
 from dovetail_torch.layers import (
     ColumnParallelLinear,
     HeadShape,
@@ -96,7 +96,7 @@ class LatentSelfAttention(AttentionBranch):
             self.kv_a_proj_with_mqa = ParallelLinear(
                 context,
                 f"{name}.kv_a_proj_with_mqa",
-                undivided(hidden_size),
+                unsharded(hidden_size),
                 {"kv_a_proj_with_mqa": latent_size},
                 bias=options.bias,
             )

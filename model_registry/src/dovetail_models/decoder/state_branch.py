@@ -14,7 +14,7 @@ from torch.nn import functional
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
 from dovetail_models.decoder.attention import AttentionBranch
-from dovetail_torch.distributed.shard import Shard, divide, undivided
+from dovetail_torch.distributed.shard import Shard, shard_evenly, unsharded
 from dovetail_torch.layers import StateLayer
 
 MAX_KERNEL_SIZE = 64
@@ -46,16 +46,16 @@ class StateBranch(AttentionBranch):
     attn: StateLayer
 
 
-def divide_heads(count: int, context: ModelContext, owner: str) -> Shard:
+def shard_heads(count: int, context: ModelContext, owner: str) -> Shard:
     """Return the rank's heads. owner: the layer's name. Raise ConfigError for uneven shares."""
-    return divide(count, context.ranks, f"the {count} heads of {owner}")
+    return shard_evenly(count, context.ranks, f"the {count} heads of {owner}")
 
 
-def divide_groups(count: int, context: ModelContext, owner: str) -> Shard:
+def shard_groups(count: int, context: ModelContext, owner: str) -> Shard:
     """Return the rank's groups of heads. If the layer has a single group, every rank has it."""
     if count == 1:
-        return undivided(1)
-    return divide(count, context.ranks, f"the {count} groups of heads of {owner}")
+        return unsharded(1)
+    return shard_evenly(count, context.ranks, f"the {count} groups of heads of {owner}")
 
 
 def times(shard: Shard, size: int) -> Shard:

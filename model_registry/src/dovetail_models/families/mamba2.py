@@ -33,9 +33,9 @@ from dovetail_models.decoder.state_branch import (
     GatedGroupNorm,
     StateBranch,
     check_sizes,
-    divide_groups,
-    divide_heads,
     head_parameter,
+    shard_groups,
+    shard_heads,
     times,
 )
 from dovetail_torch.layers import (
@@ -123,8 +123,8 @@ class Mamba2Mixer(StateBranch):
         options: Mamba2Options,
     ) -> None:
         super().__init__()
-        heads = divide_heads(options.num_heads, context, name)
-        groups = divide_groups(options.num_groups, context, name)
+        heads = shard_heads(options.num_heads, context, name)
+        groups = shard_groups(options.num_groups, context, name)
         inner, states = times(heads, options.head_size), times(groups, options.state_size)
         sizes = dict(zip(_PARTS, (inner, inner, states, states, heads), strict=True))
         self.in_proj = ParallelLinear(

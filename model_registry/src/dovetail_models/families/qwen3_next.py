@@ -41,8 +41,8 @@ from dovetail_models.decoder.state_branch import (
     RATES,
     StateBranch,
     check_sizes,
-    divide_heads,
     head_parameter,
+    shard_heads,
     times,
 )
 from dovetail_models.families.qwen_moe import EXAMPLE_CONFIG, read_qwen_experts
@@ -180,7 +180,7 @@ class GatedDeltaNet(StateBranch):
         options: DeltaNetOptions,
     ) -> None:
         super().__init__()
-        groups = divide_heads(options.num_key_heads, context, name)
+        groups = shard_heads(options.num_key_heads, context, name)
         heads = times(groups, options.num_heads // options.num_key_heads)
         keys, values = times(groups, options.key_size), times(heads, options.value_size)
         channels = {"q": keys, "k": keys, "v": values}

@@ -42,7 +42,7 @@ _KINDS = {
 }
 
 
-class QuantisedLinearMethod(NativeLinearMethod):
+class QuantizedLinearMethod(NativeLinearMethod):
     """The base class. name: value of `quantization`.
 
     group_size: the group size of int4, otherwise 0.
@@ -82,7 +82,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
         return _KINDS[name]
 
 
-class Int8LinearMethod(QuantisedLinearMethod):
+class Int8LinearMethod(QuantizedLinearMethod):
     """Uses eight bits per weight and activation. Both have one scale for each group of 32."""
 
     name: ClassVar[str] = "int8"
@@ -92,7 +92,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
         super().__init__(head=Int8Options(**(options or {})).head)
 
 
-class Int4LinearMethod(QuantisedLinearMethod):
+class Int4LinearMethod(QuantizedLinearMethod):
     """Uses 4-bit weights (8-bit in the LM head) and 8-bit activations, all with group scales."""
 
     name: ClassVar[str] = "int4"
@@ -103,7 +103,7 @@ class Int4LinearMethod(QuantisedLinearMethod):
         super().__init__(head=chosen.head, group_size=chosen.group_size)
 
 
-class Q4KLinearMethod(QuantisedLinearMethod):
+class Q4KLinearMethod(QuantizedLinearMethod):
     """Uses Q4_K blocks: 4-bit weights, with two levels of scales and minima.
 
     A layer whose number of input features is not a multiple of 256 uses the format `fallback`, or

@@ -68,9 +68,9 @@ class BatchInvariance:
     def add_states(
         self, ops: type[Ops], ranks: RankGroup, layers: Iterable[CacheLayer] = ()
     ) -> None:
-        """Record whether the operations with states depend on the batch.
+        """Record whether the recurrent operations depend on the batch.
 
-        layers: the model's layers; those with states name their other operations.
+        layers: the model's layers. Recurrent layers name their other operations.
         Raise ConfigError if the guarantee is required, but torch computes an operation instead of
         `ops`, or several ranks share the model: torch may all-reduce the squares of their norms.
         """

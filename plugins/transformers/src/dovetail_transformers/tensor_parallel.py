@@ -20,7 +20,7 @@ from torch.nn import functional
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import RankGroup
 from dovetail.value_checks import shorten
-from dovetail_torch.distributed.shard import Shard, divide, divide_unevenly
+from dovetail_torch.distributed.shard import Shard, shard_evenly, shard_unevenly
 
 if TYPE_CHECKING:
     import transformers
@@ -152,8 +152,8 @@ def _unsupported(model: nn.Module, ranks: RankGroup, reason: str) -> ConfigError
 
 def _shard_of(size: int, style: _Style, ranks: RankGroup, owner: str) -> Shard:
     if style.packed:
-        return divide(size // 2, ranks, f"the {size // 2} features of each half of {owner}")
-    shard_it = divide_unevenly if style.uneven else divide
+        return shard_evenly(size // 2, ranks, f"the {size // 2} features of each half of {owner}")
+    shard_it = shard_unevenly if style.uneven else shard_evenly
     return shard_it(size, ranks, f"the {size} features of {owner}")
 
 

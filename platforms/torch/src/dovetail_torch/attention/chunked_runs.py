@@ -97,14 +97,14 @@ class ChunkedBuilder(AttentionMetadataBuilder):
 
     def build(self, batch: AttentionBatch) -> ChunkedMetadata:
         """Return the metadata of the split requests."""
-        divided = divide_runs(batch, self._chunk_size, self._block_size)
+        divided = split_runs(batch, self._chunk_size, self._block_size)
         order_T = None
         if threshold := self._builder.reorder_threshold:
             divided, order_T = order_runs(divided, threshold)
         return ChunkedMetadata(divided=self._builder.build(divided), order_T=order_T)
 
 
-def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
+def split_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
     """Return `batch` with its requests split at the boundaries of chunks.
 
     The order of the tokens does not change.

@@ -40,7 +40,7 @@ class StatePartsBuilder(AttentionMetadataBuilder):
 
     def build(self, batch: AttentionBatch) -> StateParts:
         """Return the parts of a step."""
-        parts, memory = divide_tokens(batch, self._block_size), self._memory
+        parts, memory = split_tokens(batch, self._block_size), self._memory
         if memory is None:
             return parts
         self._num_parts = num_parts = len(parts.sizes)
@@ -79,7 +79,7 @@ def _allocate(max_requests: int, max_parts: int) -> StatePartsMemory:
     )
 
 
-def divide_tokens(batch: AttentionBatch, block_size: int) -> StateParts:
+def split_tokens(batch: AttentionBatch, block_size: int) -> StateParts:
     """Split the tokens of each request at the ends of blocks. Each request has at least one token.
 
     block_size: tokens of a block of the group.

@@ -33,40 +33,40 @@ class Shard:
         return slice(self.start, self.start + self.size)
 
 
-def undivided(size: int) -> Shard:
+def unsharded(size: int) -> Shard:
     """Return a shard that is the whole dimension."""
     return Shard(start=0, size=size, whole=size)
 
 
-def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
+def shard_evenly(size: int, ranks: RankGroup, owner: str) -> Shard:
     """Return the rank's shard of a dimension that is sharded evenly.
 
     owner: description of the dimension, such as "the 64 output features of a.b". Raises ConfigError
     if the shards would not be equal.
     """
     if size % ranks.size:
-        raise cannot_divide(owner, ranks, lambda count: size % count == 0)
+        raise cannot_shard(owner, ranks, lambda count: size % count == 0)
     share = size // ranks.size
     return Shard(start=ranks.rank * share, size=share, whole=size)
 
 
-def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
+def shard_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
     """Return the rank's shard of a dimension. The last ranks may have smaller shards.
 
-    owner: as in `divide`. Raises ConfigError if a rank would have an empty shard.
+    owner: as in `shard_evenly`. Raises ConfigError if a rank would have an empty shard.
     """
 
     def is_enough(count: int) -> bool:
         return -(-size // count) * (count - 1) < size
 
     if not is_enough(ranks.size):
-        raise cannot_divide(owner, ranks, is_enough)
+        raise cannot_shard(owner, ranks, is_enough)
     maximum = -(-size // ranks.size)
     start = ranks.rank * maximum
     return Shard(start=start, size=min(maximum, size - start), whole=size)
 
 
-def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
+def cannot_shard(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
     """Return an error that lists the valid numbers of ranks."""
     valid = ", ".join(str(count) for count in range(1, _MAX_RANKS + 1) if works(count))
     return ConfigError(

@@ -57,9 +57,9 @@ class FakeDevice:
         """Raise HiddenWaitError for hidden synchronizations of this thread while a block runs."""
         return self.watch.strict()
 
-    def synchronises(self, what: str) -> None:
+    def synchronizes(self, what: str) -> None:
         """Simulate an operation that waits for the current stream."""
-        self.watch.synchronises(what)
+        self.watch.synchronizes(what)
         self.timeline.learn(self.timeline.current.moment())
 
     def _settle(self) -> None:

@@ -53,7 +53,7 @@ class Flights:
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed pinned memory, uint8. The host waits, as on a device."""
-        self._watch.synchronises("allocating pinned memory")
+        self._watch.synchronizes("allocating pinned memory")
         array = np.zeros(max(1, num_bytes), np.uint8)
         tensor = torch.from_numpy(array)[:num_bytes]
         start = array.ctypes.data

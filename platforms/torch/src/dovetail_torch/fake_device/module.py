@@ -108,7 +108,7 @@ class FakeDeviceModule:
 
         This counts as a hidden wait if the current block does not allow synchronization.
         """
-        DEVICE.watch.synchronises("synchronize()")
+        DEVICE.watch.synchronizes("synchronize()")
         DEVICE.timeline.learn_all()
         DEVICE.watch.check()
 

@@ -232,7 +232,7 @@ class _Lowering:
 
 def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rule.waits(args, kwargs):
-        DEVICE.synchronises(str(func))
+        DEVICE.synchronizes(str(func))
     target = kwargs.get("device")
     lowering = _Lowering(str(func))
     written = [args[index] if index < len(args) else kwargs.get(n) for index, n in rule.written]
@@ -377,7 +377,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
         if non_blocking and _can_fly(source, target):
             DEVICE.flights.begin_read(source, moment)
         else:
-            DEVICE.synchronises("a blocking, converting or unpinned copy from the host")
+            DEVICE.synchronizes("a blocking, converting or unpinned copy from the host")
         target.host.copy_(source)
 
 
@@ -390,7 +390,7 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
             data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             DEVICE.flights.begin_write(target, data, moment)
         else:
-            DEVICE.synchronises("a blocking, converting or unpinned copy to the host")
+            DEVICE.synchronizes("a blocking, converting or unpinned copy to the host")
             target.copy_(source.host)
 
 

@@ -1,6 +1,6 @@
 """Errors that a fake device finds and a real device would not report.
 
-They are hidden waits of the host (`synchronisations`), and uses of memory that an incomplete copy
+They are hidden waits of the host (`synchronizations`), and uses of memory that an incomplete copy
 still uses (`faults`). This module does not depend on tensors or streams: it only receives reports,
 and adds the file and line.
 """
@@ -35,12 +35,12 @@ class FlightError(RuntimeError):
 class Watch:
     """Findings since the last `forget`. May be called from any thread.
 
-    synchronisations: number of hidden waits, by code line and operation. waits: number of explicit
+    synchronizations: number of hidden waits, by code line and operation. waits: number of explicit
     waits for an event. faults: messages of all faults, whether raised or not.
     """
 
     def __init__(self) -> None:
-        self.synchronisations: Counter[str] = Counter()
+        self.synchronizations: Counter[str] = Counter()
         self.waits = 0
         self.faults: list[str] = []
         self._unraised: list[str] = []
@@ -65,14 +65,14 @@ class Watch:
         finally:
             self._thread.depth = depth
 
-    def synchronises(self, what: str) -> None:
+    def synchronizes(self, what: str) -> None:
         """Count a synchronization by `what`, an operation.
 
         Raises HiddenWaitError if `strict`, and FlightError during a capture.
         """
         self.reject_in_capture(what)
         where = _caller()
-        self.synchronisations[f"{where}: {what}"] += 1
+        self.synchronizations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):
             raise HiddenWaitError(
                 f"{where}: {what} makes the host wait for the device, which is not "
@@ -107,7 +107,7 @@ class Watch:
 
     def forget(self) -> None:
         """Delete all findings."""
-        self.synchronisations.clear()
+        self.synchronizations.clear()
         self.waits = 0
         self.faults.clear()
         self._unraised.clear()

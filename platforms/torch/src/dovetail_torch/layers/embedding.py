@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
-from dovetail_torch.distributed.shard import divide_unevenly
+from dovetail_torch.distributed.shard import shard_unevenly
 from dovetail_torch.layers.linear import ParallelLinear, leaf_of
 
 
@@ -31,7 +31,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.ranks = context.ranks
-        self.shard = divide_unevenly(
+        self.shard = shard_unevenly(
             vocab_size, self.ranks, f"the vocabulary of {vocab_size} tokens"
         )
         factory_kwargs = {"dtype": context.dtype, "device": context.device}
@@ -76,7 +76,7 @@ class ParallelLMHead(ParallelLinear):
         tied_to: VocabParallelEmbedding | None = None,
         bias: bool = False,
     ) -> None:
-        shard = divide_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
+        shard = shard_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
         super().__init__(context, name, hidden_size, {leaf_of(name): shard}, bias=bias)
         self.shard = shard
         self.maximum = -(-vocab_size // context.ranks.size)

@@ -20,7 +20,7 @@ from torch import nn
 from dovetail.interfaces.linear_method import EXPERTS, AppliesExperts, ExpertLayers
 from dovetail.interfaces.model import ModelContext
 from dovetail.interfaces.ops import ExpertRouting, RouterWeights
-from dovetail_torch.distributed.shard import Shard, divide, undivided
+from dovetail_torch.distributed.shard import Shard, shard_evenly, unsharded
 from dovetail_torch.layers.expert_groups import activate, group_tokens
 from dovetail_torch.layers.linear import MergedColumnParallelLinear, ParallelLinear
 
@@ -99,7 +99,7 @@ class FusedExperts(nn.Module):
             context,
             f"{name}.down_proj",
             inner,
-            {f"{expert}.down_proj": undivided(shape.hidden_size) for expert in experts},
+            {f"{expert}.down_proj": unsharded(shape.hidden_size) for expert in experts},
             bias=has_bias,
             num_experts=shape.num_experts,
         )
@@ -179,4 +179,4 @@ def make_experts(
 
 def _inner(context: ModelContext, name: str, shape: ExpertShape) -> Shard:
     size = shape.intermediate_size
-    return divide(size, context.ranks, f"the {size} intermediate features of {name}")
+    return shard_evenly(size, context.ranks, f"the {size} intermediate features of {name}")

@@ -21,7 +21,7 @@ from torch import nn
 
 from dovetail.interfaces.linear_method import ACTIVATION, AppliesActivation, LinearShape
 from dovetail.interfaces.model import ModelContext, RankGroup
-from dovetail_torch.distributed.shard import Shard, cannot_divide, divide, undivided
+from dovetail_torch.distributed.shard import Shard, cannot_shard, shard_evenly, unsharded
 from dovetail_torch.layers.activation import Activation
 
 
@@ -44,7 +44,7 @@ class HeadShape:
             return not (heads % count or (kv_heads % count and count % kv_heads))
 
         if not works(ranks.size):
-            raise cannot_divide(
+            raise cannot_shard(
                 f"the {heads} query heads and {kv_heads} key-value heads of {owner}", ranks, works
             )
         return HeadShape(
@@ -186,7 +186,9 @@ class RowParallelLinear(ParallelLinear):
         *,
         bias: bool = False,
     ) -> None:
-        in_shard = divide(in_features, context.ranks, f"the {in_features} input features of {name}")
+        in_shard = shard_evenly(
+            in_features, context.ranks, f"the {in_features} input features of {name}"
+        )
         has_bias = bias and context.ranks.rank == 0
         parts = {leaf_of(name): out_features}
         super().__init__(context, name, in_shard, parts, bias=has_bias)
@@ -283,10 +285,10 @@ def _divide_parts(
 ) -> Mapping[str, Shard]:
     owner = "the {} output features of {} in {}"
     return {
-        part: divide(size, context.ranks, owner.format(size, part, name))
+        part: shard_evenly(size, context.ranks, owner.format(size, part, name))
         for part, size in parts.items()
     }
 
 
 def _shard(features: int | Shard) -> Shard:
-    return features if isinstance(features, Shard) else undivided(features)
+    return features if isinstance(features, Shard) else unsharded(features)

@@ -1,4 +1,4 @@
-"""Layers with a state of fixed size instead of a cache of keys and values.
+"""Recurrent layers, which have a state of fixed size instead of a cache of keys and values.
 
 Like attention layers, they do not depend on blocks or on a cache: the runner reads the tensors of a
 state and gives each step's states to the layer (`AttentionContext.state`).
@@ -20,9 +20,9 @@ from dovetail_torch.distributed.shard import Shard
 
 
 class StateLayer(nn.Module):
-    """A layer with a state.
+    """A recurrent layer: it has a state of fixed size for each request.
 
-    index: index of the layer among the attention layers and layers with states, from 0 in the order
+    index: index of the layer among the attention layers and recurrent layers, from 0 in the order
     of creation; set by the model. tensors: the tensors of a state, for this rank. operations: names
     of operations of the layer other than `STATE_OPERATIONS` and `MIXED_OPERATIONS`.
     """

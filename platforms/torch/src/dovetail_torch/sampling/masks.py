@@ -82,9 +82,9 @@ class TokenMasks:
         if ends and len(request.token_ids) < until:
             self._unended[row] = (until, self._ids(ends))
         bias_of = params.logit_bias or {}
-        if favoured := self._known(bias_of):
-            bias = np.array([bias_of[token] for token in favoured], np.float32)
-            self._bias[row] = (self._ids(favoured), self._upload(bias))
+        if favored := self._known(bias_of):
+            bias = np.array([bias_of[token] for token in favored], np.float32)
+            self._bias[row] = (self._ids(favored), self._upload(bias))
         self._settle(row)
 
     def leave(self, row: int) -> None:

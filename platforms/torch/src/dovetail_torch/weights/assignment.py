@@ -46,7 +46,7 @@ class Assignment:
     target: tensor that is written in place, under no_grad; has the shape of this rank's part of the
     weight. lend: function that passes a mapped weight to the layer instead of a copy; None if the
     layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
-    are not divided. takers: linear layers, each with the index of its part that is this weight;
+    are not sharded. takers: linear layers, each with the index of its part that is this weight;
     they may use quantized blocks. is_table: whether another module, an embedding, uses the target
     too.
     feature_dim: dimension of the output features; other modules than linear layers have them last.
@@ -339,20 +339,20 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
     dot = "." if prefix else ""
     name = f"{prefix}{dot}{leaf}"
     if isinstance(layer, VocabParallelEmbedding):
-        yield Assignment(name=name, target=tensor, shards=_divided(layer.shard))
+        yield Assignment(name=name, target=tensor, shards=_sharded(layer.shard))
         return
     if isinstance(layer, CausalConv):
         pieces = tensor.split([shard.size for shard in layer.parts.values()])
         for (part, shard), rows in zip(layer.parts.items(), pieces, strict=True):
             own = f"{prefix}.{part}.{leaf}" if len(pieces) > 1 else name
-            yield Assignment(name=own, target=rows, shards=_divided(shard))
+            yield Assignment(name=own, target=rows, shards=_sharded(shard))
         return
     if not isinstance(layer, ParallelLinear):
         shard = getattr(layer, "shards", {}).get(leaf)
         yield Assignment(
             name=name,
             target=tensor,
-            shards=_divided(shard) if shard else (),
+            shards=_sharded(shard) if shard else (),
             feature_dim=tensor.ndim - 1,
             convert=getattr(layer, "converts", {}).get(leaf),
         )
@@ -365,12 +365,12 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
         yield Assignment(
             name=f"{parent}{dot}{part}.{leaf}" if is_fused else name,
             target=rows,
-            shards=_divided(shard, *inputs),
+            shards=_sharded(shard, *inputs),
         )
 
 
 def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ...]:
-    """Return the rank's part of a parameter's second dimension, if the dimension is divided.
+    """Return the rank's part of a parameter's second dimension, if the dimension is sharded.
 
     The dimension has input features or groups of input features; each rank has an equal part.
     """
@@ -382,7 +382,7 @@ def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ..
     return (Shard(start=index * size, size=size, whole=num_ranks * size),)
 
 
-def _divided(*shards: Shard) -> tuple[Shard, ...]:
+def _sharded(*shards: Shard) -> tuple[Shard, ...]:
     """Return the shards, or () if the rank has the whole weight."""
     return () if all(shard.is_whole for shard in shards) else shards
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Causal convolution of each channel with its last inputs, followed by SiLU, with states.
+"""Causal convolution of each channel with its last inputs, followed by SiLU. Its states are saved.
 
 Singles (requests with one token) take one launch, which also saves their states. Other requests
 take two: the first computes the results of all chunks at the same time, and the second saves the
