@@ -216,7 +216,7 @@ SECTIONS = (
     ),
     SectionSpec(
         name="fp8_cache",
-        question="Do engines with fp8 KV caches run, and how many tokens are those of bf16?",
+        question="Do engines with fp8 KV caches run, and how many tokens equal those of bf16?",
         deadline_s=30,
         on_cpu=False,
         figures=tuple(
