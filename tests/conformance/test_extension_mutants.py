@@ -312,8 +312,8 @@ class HasOtherMarkers(FakeReasoningParser):
 
 MUTANTS = [
     ("tool_parser", WaitsForTheWholeCall, "its arguments as they follow"),
-    ("tool_parser", CallsUnknownFunctions, "a call of a function that is not offered"),
-    ("tool_parser", DropsMarkersInContent, "example must contain one call"),
+    ("tool_parser", CallsUnknownFunctions, "a tool call to a function that is not offered"),
+    ("tool_parser", DropsMarkersInContent, "example must contain one tool call"),
     ("tool_parser", DependsOnPieces, "but the whole text gives"),
     ("tool_parser", ForcesAnotherFormat, "built from call_text"),
     ("tool_parser", RepeatsCallIds, "must return a new id each time"),

@@ -1,6 +1,6 @@
 """Checks grammars in GBNF or EBNF, and writes strings in this syntax.
 
-The library's syntax has more than GBNF: functions such as `Token(1)`, properties of rules, texts
+The library's syntax has more than GBNF: functions such as `Token(1)`, properties of rules, strings
 that must follow a rule. Such grammars are rejected, because they restrict more than the text of the
 output. All functions raise ValueError with a message about the grammar.
 """
@@ -59,7 +59,7 @@ def check_grammar(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a text in the library's syntax."""
+    """Return a string literal in the library's syntax."""
     if "\0" in text:
         raise ValueError("a string must not contain the character U+0000")
     return '"' + "".join(map(_quoted, text)) + '"'

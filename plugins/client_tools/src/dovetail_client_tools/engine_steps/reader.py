@@ -62,7 +62,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 class ServerNames(NamedTuple):
-    """The address and the model of a server. Both texts are printable and short; "" if unknown."""
+    """The address and the model of a server: short printable strings; "" if unknown."""
 
     url: str
     model: str
@@ -139,6 +139,6 @@ class StepsReader:
 
 
 def one_line(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
-    """Return a text of a server as one short line without control characters."""
+    """Return a string from a server as one short line without control characters."""
     shown = "".join(item if item.isprintable() else "?" for item in text[:max_chars])
     return f"{shown}…" if len(text) > max_chars else shown

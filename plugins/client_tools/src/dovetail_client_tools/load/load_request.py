@@ -20,7 +20,7 @@ class LoadRequest:
     parent, the earliest time. num_prompt_tokens, num_output_tokens: intended lengths. parent:
     number of the request whose response must be complete, or -1; the prompt then continues that
     conversation. think_ns: time between the end of the parent and this request. prefix: identities
-    of the prompt's first blocks of `block_tokens` tokens; equal ones have equal texts.
+    of the prompt's first blocks of `block_tokens` tokens; equal identities have equal contents.
     """
 
     number: int

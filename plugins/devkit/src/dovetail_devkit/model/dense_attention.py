@@ -67,7 +67,7 @@ class DenseAttention:
         )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: the numbers of query and key-value heads do not divide evenly",
+            f"layer {index}: the number of query heads must be a multiple of the key-value heads",
         )
         pieces, end = [], 0
         for sequence, count in self._runs:

@@ -321,7 +321,7 @@ def expect_states(
     written = parts.writes_N.tolist()
     for block in set(range(len(got_states))) - set(written):  # block 0 contains NaN
         same = got_states[block].nan_to_num(nan=1e4).equal(want_states[block].nan_to_num(nan=1e4))
-        expect(same, f"{what}: block {block} was changed, but no part writes to it")
+        expect(same, f"{what}: block {block} was changed, but no segment writes to it")
     want = exact(want_states[written])
     expect_close(
         got_states[written], want, dtype="float32", what=f"{what}, the states", slack=SLACK

@@ -1,4 +1,4 @@
-"""A `RowModel` for caches of several groups, with sliding windows and states.
+"""A `RowModel` for caches of several groups, with sliding windows and recurrent states.
 
 Blocks before a window are removed from the tables, so a wrong read of such a block is detected. All
 groups share the memory of a block, so a block belongs to one group at a time, and a write by one

@@ -232,7 +232,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, tokenizer_mode="{name}")`',
         ),
         "tool_parser": Blueprint(
-            summary="A tool parser for Dovetail that reads calls between two markers.",
+            summary="A tool parser for Dovetail that reads tool calls between two markers.",
             suffix="ToolParser",
             modules=("parser",),
             entry_points={"tool_parser": "parser:{cls}"},

@@ -93,7 +93,7 @@ class _Suite:
             keys = [self._make(path).cache_key() for path in (None, Path(folder))]
         expect(
             all(isinstance(key, str) and key for key in keys) and keys[0] == keys[1],
-            f"cache_key must return the same text for the same options; it returned {keys}",
+            f"cache_key must return the same string for the same options; it returned {keys}",
         )
 
     def _make(self, folder: Path | None) -> CompileBackend:

@@ -42,7 +42,7 @@ def check_grammar(
         tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, options=options or {}
     )
     examples = backend_cls.examples
-    expect(bool(examples), "the attribute `examples` is empty; add a text for at least one form")
+    expect(bool(examples), "the attribute `examples` is empty; add a grammar for at least one form")
     expect(
         examples.keys() <= backend_cls.forms,
         f"the attribute `examples` has the forms {sorted(examples)}, but the backend declares "
@@ -96,7 +96,7 @@ class _RandomText:
             self._check_rollback(token, allowed)
         expect(
             self._allowed(self._other) == first,
-            "two matchers of the same text must not affect each other",
+            "two matchers of the same grammar must not affect each other",
         )
 
     def _check_forbidden(self, allowed: set[int]) -> None:

@@ -48,7 +48,7 @@ def graph_pass_cases(
         keys = [pass_cls(context).cache_key() for _ in range(2)]
         expect(
             all(isinstance(key, str) and key for key in keys) and keys[0] == keys[1],
-            f"cache_key must return the same text for the same options; it returned {keys}",
+            f"cache_key must return the same string for the same options; it returned {keys}",
         )
 
     yield Case(name="the results of the graph do not change", run=check_graph)

@@ -147,7 +147,7 @@ def _check_any_ids(tokenizer: Tokenizer) -> None:
             tokenizer.decode(tuple(tokens)) == text,
             "decode must return the same text for a list and a tuple of ids",
         )
-    expect(tokenizer.decode([]) == "", "decode([]) must return an empty text")
+    expect(tokenizer.decode([]) == "", "decode([]) must return an empty string")
 
 
 def _check_special_tokens(tokenizer: Tokenizer) -> None:

@@ -54,7 +54,7 @@ class _Suite:
         text = self._cls.example
         expect(bool(text), "the attribute `example` is empty")
         parsed = self._read([text])
-        expect(len(parsed.calls) == 1, f"example must contain one call; found {parsed.calls}")
+        expect(len(parsed.calls) == 1, f"example must contain one tool call; found {parsed.calls}")
         self._check_call(parsed.calls[0], "example")
         expect(not parsed.content.strip(), f"example gives the content {parsed.content!r}")
         self._check_splits(text, parsed)

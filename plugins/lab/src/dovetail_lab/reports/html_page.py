@@ -75,7 +75,7 @@ class Section:
 
 
 def render_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """Return the page. All texts are escaped; charts are inserted unchanged."""
+    """Return the page. All strings are escaped; charts are inserted unchanged."""
     links = "".join(f'<a href="#{item.anchor}">{escape(item.title)}</a>' for item in sections)
     body = "\n".join(map(_section, sections))
     return (

@@ -22,8 +22,8 @@ DONE = b"data: [DONE]\n\n"
 class ResponseForm:
     """The response format of one API. id, created, model: fields of every response.
 
-    has_batches: whether a request may have several prompts. texts: the texts of tokens, for
-    log-probabilities. num_top: log-probabilities at each position; None for none. with_usage:
+    has_batches: whether a request may have several prompts. texts: converts token ids to strings,
+    for log-probabilities. num_top: log-probabilities at each position; None for none. with_usage:
     whether a stream ends with the token counts, and every event has the `usage` field.
     """
 

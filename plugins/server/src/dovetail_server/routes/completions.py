@@ -219,7 +219,7 @@ def form_arguments(
     as_ids: bool = False,
     hides_special: bool = True,
 ) -> tuple[str, int, str, TokenTexts]:
-    """Return the arguments of a form: a new id, the time, the model, and the texts of tokens."""
+    """Return the arguments of a form: a new id, the time, the model, and the token strings."""
     texts = TokenTexts(llm.tokenizer, as_ids=as_ids, hides_special=hides_special)
     new_id = f"{kind.id_prefix}{kind.id_separator}{uuid.uuid4().hex}"
     return new_id, int(time.time()), state.slot.served_model_name, texts

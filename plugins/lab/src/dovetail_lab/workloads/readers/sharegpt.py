@@ -83,7 +83,7 @@ def _message(checker: RowChecker, line: int, message: object) -> tuple[str, str]
     role = message.get("from", message.get("role"))
     text = message.get("value", message.get("content"))
     if not isinstance(role, str) or not isinstance(text, str):
-        checker.fail(line, 'a message has no texts "from" and "value".')
+        checker.fail(line, 'a message has no strings "from" and "value".')
     if role not in _USERS | _MODELS and role not in ("system", "tool", "function"):
         checker.fail(line, f"the role {role[:40]!r} is not known.")
     return role, text
