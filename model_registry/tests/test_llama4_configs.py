@@ -74,7 +74,7 @@ def test_the_error_for_an_invalid_config_value_names_its_field(changes, words):
     assert all(word in str(failure.value) for word in words), failure.value
 
 
-def test_layers_with_rotary_positions_have_chunks_unless_layer_types_states_otherwise():
+def test_layers_with_rotary_positions_have_chunks_unless_layer_types_overrides_it():
     assert chunks() == [8192, 8192, 8192, 0]
     assert chunks(no_rope_layers=[0, 1, 0, 1], attention_chunk_size=16) == [0, 16, 0, 16]
     kinds = ["full_attention", "full_attention", "full_attention", "chunked_attention"]

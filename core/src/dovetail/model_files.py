@@ -228,7 +228,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_unicode(path: Path, value: Any) -> None:
     try:
-        for text in _texts(value):
+        for text in _strings(value):
             text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ModelError(
@@ -236,7 +236,7 @@ def _check_unicode(path: Path, value: Any) -> None:
         ) from None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _strings(value: Any) -> Iterator[str]:
     """Yield every key and string of a JSON value."""
     waiting: list[Any] = [value]
     while waiting:

@@ -17,14 +17,14 @@ from dovetail.value_checks import (
     check_ids,
     check_integer,
     check_number,
+    check_strings,
     check_text,
-    check_texts,
     guarded,
     invalid,
     plain_copy,
     take_ids,
     take_items,
-    take_texts,
+    take_strings,
 )
 
 MAX_N = 1024
@@ -197,8 +197,8 @@ class SamplingParams:
             if type(value) is not float:  # an int, or a subclass whose methods are not called
                 self._normalize(name, check_number(name, value, -math.inf, math.inf))
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self._normalize("stop", take_texts("stop", stop, MAX_STOP_STRINGS, MAX_TEXT_CHARS))
-        words = take_texts("bad_words", self.bad_words, MAX_WORDS, MAX_TEXT_CHARS)
+        self._normalize("stop", take_strings("stop", stop, MAX_STOP_STRINGS, MAX_TEXT_CHARS))
+        words = take_strings("bad_words", self.bad_words, MAX_WORDS, MAX_TEXT_CHARS)
         self._normalize("bad_words", words)
         stops = take_ids("stop_token_ids", self.stop_token_ids, MAX_TOKEN_IDS, MAX_TOKENS)
         self._normalize("stop_token_ids", stops or ())
@@ -290,8 +290,8 @@ class SamplingParams:
             check_flag(name, getattr(self, name))
 
     def _check_lists(self) -> None:
-        check_texts("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_TEXT_CHARS)
-        check_texts("bad_words", self.bad_words or (), MAX_WORDS, MAX_TEXT_CHARS)
+        check_strings("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_TEXT_CHARS)
+        check_strings("bad_words", self.bad_words or (), MAX_WORDS, MAX_TEXT_CHARS)
         check_ids("stop_token_ids", self.stop_token_ids or (), MAX_TOKENS)
         check_ids("allowed_token_ids", self.allowed_token_ids or (), MAX_TOKENS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -331,7 +331,7 @@ def _take_reasoning(section: object) -> ReasoningParams:
 
 
 def _grammar_text(parameter: str, name: str, value: object) -> object:
-    """Return the text of a value: JSON for data, and the schema of a pydantic class."""
+    """Return a value as a string: JSON for data, and the schema of a pydantic class."""
     if name == "json_object":
         if value is not True:
             raise invalid(parameter, value, "True, or omit it")
@@ -342,7 +342,7 @@ def _grammar_text(parameter: str, name: str, value: object) -> object:
         if not isinstance(data, Mapping):
             raise invalid(parameter, value, "a mapping, JSON text or a pydantic class")
     elif name == "choice":
-        data = list(take_texts(parameter, value, MAX_CHOICES, MAX_TEXT_CHARS))
+        data = list(take_strings(parameter, value, MAX_CHOICES, MAX_TEXT_CHARS))
         if not data:
             raise invalid(parameter, value, "a list of strings that are not empty")
     else:

@@ -282,28 +282,28 @@ class _PlainCopy:
             )
 
 
-def take_texts(name: str, strings: object, maximum: int, max_chars: int) -> tuple[str, ...]:
+def take_strings(name: str, strings: object, maximum: int, max_chars: int) -> tuple[str, ...]:
     """Return the strings of a parameter, at most `maximum`. Raise RequestError for other values."""
     if strings is None:
         return ()
     if not isinstance(strings, (list, tuple)):
         raise invalid(name, strings, "a list of strings")
-    texts = take_items(name, strings, maximum, what="strings")
-    plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
-    check_texts(name, plain, maximum, max_chars)
+    items = take_items(name, strings, maximum, what="strings")
+    plain = tuple(plain_text(item) if isinstance(item, str) else item for item in items)
+    check_strings(name, plain, maximum, max_chars)
     return plain
 
 
-def check_texts(name: str, texts: Sequence[str], maximum: int, max_chars: int) -> None:
-    """Raise RequestError unless `texts` has at most `maximum` valid, non-empty strings."""
-    if not isinstance(texts, (list, tuple)):
-        raise invalid(name, texts, "a list of strings")
-    if len(texts) > maximum:
-        raise invalid(name, texts, f"at most {maximum} strings")
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise invalid(name, texts, "a list of strings that are not empty")
-        check_text(name, text, max_chars=max_chars)
+def check_strings(name: str, strings: Sequence[str], maximum: int, max_chars: int) -> None:
+    """Raise RequestError unless `strings` has at most `maximum` valid, non-empty strings."""
+    if not isinstance(strings, (list, tuple)):
+        raise invalid(name, strings, "a list of strings")
+    if len(strings) > maximum:
+        raise invalid(name, strings, f"at most {maximum} strings")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise invalid(name, strings, "a list of strings that are not empty")
+        check_text(name, string, max_chars=max_chars)
 
 
 def take_ids(name: str, token_ids: object, maximum: int, max_id: int) -> tuple[int, ...] | None:

@@ -172,7 +172,7 @@ def test_header_and_package_have_the_same_versions():
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no c++")
-def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_omitted(tmp_path):
+def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_not_built(tmp_path):
     """An old compiler rejects the newest flags, but the other levels must still be built."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     old = tmp_path / "c++"

@@ -19,7 +19,7 @@ def test_gpus_without_matching_compiled_code_are_reported_as_unsupported(capabil
     assert not has_code(WHEEL, capability)
 
 
-def test_ptx_code_runs_on_later_gpus_and_architecture_specific_code_on_one_only():
+def test_ptx_code_runs_on_later_gpus_but_architecture_specific_code_runs_on_one():
     assert has_code(["compute_80"], (9, 0)) and not has_code(["compute_80"], (7, 5))
     assert has_code(["sm_90a"], (9, 0)) and not has_code(["sm_100a"], (10, 3))
     assert not has_code([], (9, 0)) and not has_code(["gfx942"], (9, 0))

@@ -47,7 +47,7 @@ def test_chunks_end_at_the_ends_of_the_parts_of_a_request():
     assert (result.num_singles, result.num_runs, result.num_chunks) == (2, 2, 5)
 
 
-def test_a_request_of_two_parts_with_one_token_each_is_not_planned_as_a_decode():
+def test_a_request_with_two_segments_of_one_token_is_not_planned_as_a_decode():
     result = plan((1, 1))
     assert (result.num_singles, result.num_runs) == (0, 1)
 

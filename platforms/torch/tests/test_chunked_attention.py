@@ -79,7 +79,7 @@ def make_batch(runs):
     )
 
 
-def test_the_tokens_of_a_request_are_divided_at_attention_chunk_boundaries():
+def test_the_tokens_of_a_request_are_split_at_attention_chunk_boundaries():
     divided = split_runs(make_batch([(0, 6, 11), (1, 16, 1)]), CHUNK_SIZE, BLOCK_SIZE)
     check_batch(divided, BLOCK_SIZE)
     assert list(divided.query_lens) == [2, 8, 1, 1]
@@ -126,7 +126,7 @@ def test_each_attention_chunk_of_a_prompt_gives_the_result_of_that_chunk_alone(s
         torch.testing.assert_close(torch.cat(actual).double(), expected, rtol=0, atol=1e-5)
 
 
-def test_layers_whose_chunk_covers_the_longest_sequence_are_not_divided():
+def test_requests_are_not_split_if_the_chunk_covers_the_longest_sequence():
     state = make_state(chunk_size=MAX_LEN + 1)
     assert len(state.builders) == 1
 

@@ -73,7 +73,7 @@ def batch_of(requests, num_blocks=20):
     )
 
 
-def test_tokens_are_divided_at_the_ends_of_blocks():
+def test_tokens_are_split_at_the_ends_of_blocks():
     source = random.Random(3)
     for _ in range(200):
         requests = [

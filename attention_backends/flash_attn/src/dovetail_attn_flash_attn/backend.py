@@ -48,7 +48,7 @@ CACHE_DTYPES = HALF_DTYPES | {FP8}
 
 
 class FlashAttentionBackend(AttentionBackend):
-    """Paged attention with FlashAttention 2 or 3: prompts, chunks and decodes in any mixture.
+    """Paged FlashAttention 2 or 3: prefill, chunked prefill and decodes in any mixture.
 
     The capabilities are those of all providers together. `refusals` requires one provider that
     meets all requirements of the model. Each layer then uses the first provider that meets its own

@@ -36,7 +36,7 @@ FP8_DTYPES = frozenset({"fp8_e4m3", "fp8_e5m2"})
 
 
 class FlashInferAttentionBackend(AttentionBackend):
-    """Paged attention with FlashInfer: prompts, chunks and decodes in any mixture.
+    """Paged attention with FlashInfer: prefill, chunked prefill and decodes in any mixture.
 
     The cache has the dtype of the model, or is fp8 with two scales for each layer. Its shape is
     that of the `triton` backend.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class FlashInferAttentionOptions(BaseModel):
     """Options of the `flashinfer` attention backend.
 
-    kernels: kernels for prompts. "auto" selects "trtllm-gen" for compute capability 10.0 and 10.3,
+    kernels: kernels for prefill. "auto" selects "trtllm-gen" for compute capability 10.0 and 10.3,
         "fa3" for 9.0, and "fa2" for other devices. "trtllm-gen" also computes decodes; otherwise
         decodes use "fa2" with tensor cores. FlashInfer downloads the kernels of "trtllm-gen".
     workspace_mib: device memory for intermediate results, allocated once per worker.

@@ -132,7 +132,7 @@ def test_strided_queries_and_results_are_supported(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [0, 5])
-def test_requests_without_scheduled_tokens_are_omitted(backend, window):
+def test_requests_without_scheduled_tokens_are_not_launched(backend, window):
     runs = ((B, 1), (3, 0), (2, 3), (2 * B, 0), (7, 1))
     attended(Step(runs, replace(SPEC, sliding_window=window)), backend)
 

@@ -51,7 +51,7 @@ features."""
 
 
 class TritonAttentionBackend(AttentionBackend):
-    """Paged attention in Triton: prompts, chunks and decodes in any mixture.
+    """Paged attention in Triton: prefill, chunked prefill and decodes in any mixture.
 
     The cache has the dtype of the model, or is fp8: e4m3 with a scale for each token and head, or
     e4m3 or e5m2 with two scales for each layer.

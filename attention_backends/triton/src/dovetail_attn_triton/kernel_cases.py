@@ -150,7 +150,7 @@ def _spills(
     """Return the number of register spills that are allowed.
 
     The prefill tile of fp8 caches spills registers on gfx942, where it was not measured. On sm_120,
-    the assembler uses only 128 registers for prompts with all options.
+    the assembler uses only 128 registers for prefill with all options.
     """
     if not what.startswith("prefill"):
         return {}

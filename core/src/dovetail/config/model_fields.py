@@ -76,7 +76,7 @@ def _text(value: Any) -> str:
     return "" if valid else "a string of 1 to 200 characters"
 
 
-def _texts(value: Any) -> str:
+def _strings(value: Any) -> str:
     valid = isinstance(value, (list, tuple)) and len(value) <= MAX_LAYERS
     if valid and not any(_text(item) for item in value):
         return ""
@@ -130,7 +130,7 @@ _FIELDS: Mapping[str, Check] = {
     "use_sliding_window": _flag,
     **dict.fromkeys(("hidden_act", "hidden_activation", "model_type"), _text),
     **dict.fromkeys(("dtype", "torch_dtype"), _text),
-    "layer_types": _texts,
+    "layer_types": _strings,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _token_ids),
 }
 

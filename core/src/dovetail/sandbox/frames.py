@@ -22,7 +22,7 @@ class FrameError(Exception):
 
 
 def encode(value: object) -> bytes:
-    """Return a JSON value as the text of a frame. Raise the errors of `json.dumps`."""
+    """Return a JSON value as the content of a frame, a string. Raise the errors of `json.dumps`."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 

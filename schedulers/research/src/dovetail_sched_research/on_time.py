@@ -32,7 +32,7 @@ class OnTimeOptions(BaseModel):
 
 
 class OnTimePolicy(Policy):
-    """Runs all decodes, then prompts that can meet their deadlines, by deadline, then late ones."""
+    """Runs all decodes, then prefills that can meet their deadlines by deadline, then late ones."""
 
     static_rank = False
     work_conserving = False
@@ -44,7 +44,7 @@ class OnTimePolicy(Policy):
         self._estimate = StepEstimate()
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Run every decode, then fill the rest of the step with prompts."""
+        """Run every decode, then fill the rest of the step with prefill tokens."""
         running = view.running
         self._estimate.learn(running, view.now_ns)
         prompts = [item for item in running if view.num_uncomputed_tokens(item) > 1]

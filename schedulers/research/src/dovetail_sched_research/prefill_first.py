@@ -1,4 +1,4 @@
-"""Prefill first: a step runs either prompts or decodes, and prompts go first.
+"""Prefill first: a step runs either prefills or decodes, and prefills go first.
 
 The scheduling of vLLM before V1: Kwon et al., "Efficient Memory Management for Large Language
 Model Serving with PagedAttention", SOSP 2023, arXiv:2309.06180. The time to first token is short,

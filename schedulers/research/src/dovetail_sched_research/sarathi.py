@@ -25,7 +25,7 @@ class SarathiOptions(BaseModel):
 
 
 class SarathiPolicy(Policy):
-    """Runs all decodes, then started prompts, then new prompts, up to `chunk` tokens per step."""
+    """Runs all decodes, then started prefills, then new ones, up to `chunk` tokens per step."""
 
     options_model: ClassVar[type[BaseModel]] = SarathiOptions
     work_conserving = False
@@ -34,11 +34,11 @@ class SarathiPolicy(Policy):
         self._chunk = SarathiOptions.model_validate(options or {}).chunk
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Run every decode, then fill the rest of the chunk with prompts, one by one."""
+        """Run every decode, then fill the rest of the chunk with prefills, one by one."""
         left = self._chunk
         running = view.running
         prompts = [item for item in running if view.num_uncomputed_tokens(item) > 1]
-        # CONTINUE would also run the rest of started prompts, so it is used for decodes only.
+        # CONTINUE would also run the rest of started prefills, so it is used for decodes only.
         decodes = [Run(item) for item in running if item not in prompts] if prompts else [CONTINUE]
         for action in decodes:
             left -= (yield action).num_tokens

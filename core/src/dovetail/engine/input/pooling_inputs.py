@@ -1,4 +1,4 @@
-"""Creates the requests of pooling: tokenizes, truncates, and joins pairs of texts."""
+"""Creates the requests of pooling: tokenizes, truncates, and joins pairs of strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
 
 
 class PoolingInputs:
-    """Prepares pooling requests. inputs: checks and tokenizes texts."""
+    """Prepares pooling requests. inputs: checks and tokenizes strings."""
 
     def __init__(self, inputs: InputProcessor, tokenizer: Tokenizer | None) -> None:
         self._inputs = inputs

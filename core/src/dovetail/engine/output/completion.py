@@ -52,7 +52,7 @@ class _TokenTexts(dict[int, str | None]):
 
 
 class _NoTexts(dict[int, str | None]):
-    """Returns None as the text of every token."""
+    """Maps every token to None instead of its text."""
 
     def __missing__(self, token: int) -> None:
         return None

@@ -52,8 +52,8 @@ def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
         raise RequestError(
-            f"queries has {len(firsts)} texts for {len(seconds)} documents; pass one query, or one "
-            "for each document.",
+            f"queries has {len(firsts)} strings for {len(seconds)} documents; pass one query, or "
+            "one for each document.",
             parameter="queries",
         )
     return firsts, seconds
@@ -69,7 +69,7 @@ def _texts(name: str, value: object) -> list[str]:
 def compare(
     kind: ScoringKind, query: PoolingRequestOutput, document: PoolingRequestOutput
 ) -> PoolingRequestOutput:
-    """Return the score of two pooled texts, or the output of the text that failed."""
+    """Return the score of two pooled strings, or the output of the one that failed."""
     for output in (query, document):
         if output.outputs is None:
             return output

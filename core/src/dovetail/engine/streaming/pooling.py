@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.outputs import RequestOutput
 
 LONG_TEXT_CHARS = 4096
-"""Longer pairs of texts are tokenized in another thread."""
+"""Pairs of strings with more characters are tokenized in another thread."""
 MANY_VALUES = 2**15
 """Larger results are converted in another thread."""
 

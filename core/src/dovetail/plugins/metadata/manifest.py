@@ -250,15 +250,15 @@ def _api_problem(value: object) -> str:
     return ""
 
 
-def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
+def _strings(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
     """Return a check that a value is an array of strings that match `pattern`.
 
     form: a description of such strings, for the message.
     """
 
     def check(value: object) -> str:
-        texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-        valid = isinstance(value, list) and texts and all(pattern.fullmatch(text) for text in value)
+        items = value if isinstance(value, list) else [None]
+        valid = all(isinstance(item, str) and pattern.fullmatch(item) for item in items)
         return "" if valid else f"write an array of {form}"
 
     return check
@@ -286,13 +286,13 @@ _CHECKS: Mapping[str, Callable[[object], str]] = MappingProxyType(
         "kind": _kind_problem,
         "name": _text(r"\S(.*\S)?", "the name of an entry point"),
         "api": _api_problem,
-        "provides": _texts(_CAPABILITY, "capability ids, such as 'sleep'"),
-        "needs": _texts(_CAPABILITY, "capability ids, such as 'dtype.bfloat16'"),
+        "provides": _strings(_CAPABILITY, "capability ids, such as 'sleep'"),
+        "needs": _strings(_CAPABILITY, "capability ids, such as 'dtype.bfloat16'"),
         "probe": _text(_TARGET.pattern, "'package.module:function'"),
         "options": _text(_TARGET.pattern, "'package.module:Model'"),
         "rank": _rank_problem,
-        "replaces": _texts(_REPLACED, "'kind:name@distribution'"),
-        "roles": _texts(re.compile("|".join(ROLES)), " and ".join(ROLES)),
+        "replaces": _strings(_REPLACED, "'kind:name@distribution'"),
+        "roles": _strings(re.compile("|".join(ROLES)), " and ".join(ROLES)),
         "verified": _text(r"\S(.{0,198}\S)?", "one line of at most 200 characters"),
     }
 )

@@ -92,7 +92,7 @@ class PoolingRunner(ModelRunner):
             self.loaded.dummy_run(min(size, self._limits.max_num_batched_tokens), 1)
 
     def _mark_second_texts(self, batch: InputBatch) -> None:
-        """Set the bit of token type 1 in the ids of second texts."""
+        """Set the bit of token type 1 in the ids of the second string of each pair."""
         for run, row in enumerate(batch.rows.tolist()):
             position = self._pooler.second_text_start(row)
             count, start = batch.plan.num_tokens[run], batch.plan.starts[run]
