@@ -19,7 +19,7 @@ import gguf
 import llama_cpp.llama_cpp as native
 import numpy
 
-QUANTISED = {"int8": native.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": native.LLAMA_FTYPE_MOSTLY_Q4_0}
+QUANTIZED = {"int8": native.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": native.LLAMA_FTYPE_MOSTLY_Q4_0}
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -142,7 +142,7 @@ def main() -> int:
     model, prefix = Path(sys.argv[1]), sys.argv[2]
     plain = Path(f"{prefix}-bf16.gguf")
     write_gguf(model, plain)
-    for weights, kind in QUANTISED.items():
+    for weights, kind in QUANTIZED.items():
         quantize(plain, Path(f"{prefix}-{weights}.gguf"), kind)
     return 0
 

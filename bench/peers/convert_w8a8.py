@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 _OF_BOTH = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None}
-QUANTISATION = {
+QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "quantization_status": "compressed",
@@ -56,7 +56,7 @@ def main() -> int:
     for path in model.glob("*.safetensors"):
         save_file(quantize(load_file(path)), out / path.name, {"format": "pt"})
     config = json.loads((model / "config.json").read_text("utf-8"))
-    config["quantization_config"] = QUANTISATION
+    config["quantization_config"] = QUANTIZATION
     (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return 0
 

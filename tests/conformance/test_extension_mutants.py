@@ -264,7 +264,7 @@ class DropsMarkersInContent(FakeToolParser):
 
 
 class DependsOnPieces(FakeToolParser):
-    """Finds a call only if its marker arrives in one piece."""
+    """Finds a tool call only if its marker arrives in one piece."""
 
     def _read(self, *, is_last):
         return super()._read(is_last=True)

@@ -42,7 +42,7 @@ class Picture:
     def box(
         self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box"
     ) -> None:
-        """Draw a box. The first text is its title, the other strings are lines below the title."""
+        """Draw a box. The first string is its title, the others are lines below the title."""
         (x, y), (width, height) = at, size
         self._parts.append(
             f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="7"/>'

@@ -76,7 +76,7 @@ def test_a_decay_that_is_not_negative_is_rejected(value, tmp_path):
 
 
 def test_multi_token_prediction_layers_are_not_loaded(tmp_path):
-    """The metadata declares the last layer as such a layer, so the model has one layer fewer."""
+    """The metadata declares the last layer as a prediction layer, which the model lacks."""
     path = write("qwen3next", tmp_path, keys={"nextn_predict_layers": 1})
     with LLM(
         str(path),

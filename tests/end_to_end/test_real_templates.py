@@ -1,6 +1,6 @@
-"""Real tokenizers and chat templates: the format is recognized, and forced calls are valid.
+"""Real tokenizers and chat templates: the format is recognized, and forced tool calls are valid.
 
-The tokenizers have 128k to 201k tokens; markers of calls are single tokens in some of them.
+The tokenizers have 128k to 201k tokens; markers of tool calls are single tokens in some of them.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _durations(steps: Sequence[Step]) -> list[tuple[str, str]]:
 
 
 def _wrapped(pairs: Sequence[tuple[str, str]], width: int) -> Iterator[Text]:
-    """Yield lines of names and values. A pair is never divided."""
+    """Yield lines of names and values. A pair is never split over two lines."""
     line = Text()
     for name, value in pairs:
         size = len(name) + len(value) + 1

@@ -105,7 +105,7 @@ class ChoiceReader:
         return _message(message, self._reading)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason of the choice, which is "tool_calls" if it ends with calls."""
+        """Return the finish reason: "tool_calls" in place of "stop" if there are tool calls."""
         return "tool_calls" if reason == "stop" and self._has_calls else reason
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
