@@ -35,7 +35,7 @@ MAX_JOBS = 2
 # Without contraction to fused multiply-adds, results are bitwise equal in every context.
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-OPTIMISATION = "-O3"
+OPTIMIZATION = "-O3"
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
@@ -92,17 +92,17 @@ def is_x86() -> bool:
 def plan(folder: Path, levels: Iterable[str] = LEVELS) -> list[Object]:
     """Return the compilations into `folder`, in linking order: lowest level first (dispatch.h)."""
     sources = sorted((ROOT / "src/native").glob("*.cpp"))
-    levelled = [source for source in sources if source.stem.endswith("_level")]
+    leveled = [source for source in sources if source.stem.endswith("_level")]
     objects = [
         Object(source=source, path=folder / f"{source.stem}.o", flags=())
         for source in sources
-        if source not in levelled
+        if source not in leveled
     ]
     for name in levels if is_x86() else ("portable",):
         level = LEVELS[name]
         macros = (f"-DDK_LEVEL={level.number}", f"-DDK_LEVEL_NAMESPACE={name}")
-        stems = level.only or {source.stem for source in levelled}.difference(TILES)
-        for source in (source for source in levelled if source.stem in stems):
+        stems = level.only or {source.stem for source in leveled}.difference(TILES)
+        for source in (source for source in leveled if source.stem in stems):
             path = folder / f"{source.stem}.{name}.o"
             objects.append(Object(source=source, path=path, flags=(*macros, *level.flags)))
     return objects
@@ -169,7 +169,7 @@ def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> st
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the thread team needs Linux, and this is {sys.platform}")
-    flags = (*FLAGS, *(flags or (OPTIMISATION,)))
+    flags = (*FLAGS, *(flags or (OPTIMIZATION,)))
     version = run([*compiler, "--version"], "asking for its version")
     made_by = hashlib.sha256(f"{shlex.join([*compiler, *flags])}\n{version}".encode()).hexdigest()
     folder = folder / made_by[:12]

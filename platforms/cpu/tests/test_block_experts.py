@@ -65,7 +65,7 @@ def q8_experts(method, in_features, parts, seed, is_block):
 )
 def test_experts_of_one_block_type_run_in_one_call_and_mixed_types_run_separately(is_block, limit):
     from dovetail_cpu.linear_kernel import ExpertKernel
-    from dovetail_cpu.quantised_linear import GGUFLinearMethod
+    from dovetail_cpu.quantized_linear import GGUFLinearMethod
 
     method = GGUFLinearMethod()
     gate_up, first_EOI, first_EO = q8_experts(method, 64, ("gate", "up"), 1, is_block)

@@ -25,7 +25,7 @@ WIDTH = 96
 
 
 def make_method():
-    from dovetail_cpu.quantised_linear import GGUFLinearMethod
+    from dovetail_cpu.quantized_linear import GGUFLinearMethod
 
     return GGUFLinearMethod()
 

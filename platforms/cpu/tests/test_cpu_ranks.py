@@ -47,7 +47,7 @@ native = pytest.mark.skipif(not probe_any().usable, reason="native kernels are n
 
 def make_method(name):
     from dovetail_cpu.native_linear import NativeLinearMethod
-    from dovetail_cpu.quantised_linear import Int4LinearMethod, Int8LinearMethod
+    from dovetail_cpu.quantized_linear import Int4LinearMethod, Int8LinearMethod
 
     methods = {"native": NativeLinearMethod, "int8": Int8LinearMethod, "int4": Int4LinearMethod}
     return methods[name]()

@@ -34,7 +34,7 @@ LIMITS = {"native": 0.004, "int8": 0.012, "int4": 0.13}
 
 def make(name, **options):
     from dovetail_cpu.native_linear import NativeLinearMethod
-    from dovetail_cpu.quantised_linear import Int4LinearMethod, Int8LinearMethod
+    from dovetail_cpu.quantized_linear import Int4LinearMethod, Int8LinearMethod
 
     classes = {"native": NativeLinearMethod, "int8": Int8LinearMethod, "int4": Int4LinearMethod}
     return classes[name](options) if options else classes[name]()

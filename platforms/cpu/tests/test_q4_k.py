@@ -35,7 +35,7 @@ def make_layer(method, in_features, weight_OI=None, *, layer=None, dtype=torch.b
 
 
 def make(**options):
-    from dovetail_cpu.quantised_linear import Q4KLinearMethod
+    from dovetail_cpu.quantized_linear import Q4KLinearMethod
 
     return Q4KLinearMethod(options)
 
@@ -57,7 +57,7 @@ def test_the_linear_method_meets_its_contract():
 @torch.inference_mode()
 @pytest.mark.parametrize("in_features", [256, 288, 512])
 def test_the_error_of_q4_k_is_at_most_90_percent_of_the_error_of_int4(in_features):
-    from dovetail_cpu.quantised_linear import Int4LinearMethod
+    from dovetail_cpu.quantized_linear import Int4LinearMethod
 
     error = relative_error(make(), in_features)
     assert 0.03 < error < 0.9 * relative_error(Int4LinearMethod(), in_features)

@@ -192,7 +192,7 @@ def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path)
     """The linker keeps one copy of a shared function, which an older CPU may not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [item for item in setup["plan"](tmp_path) if item.path.name.endswith("_level.avx2.o")]
-    setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
+    setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMIZATION"]))
     for item in objects:
         symbols = subprocess.run(["nm", "-C", item.path], capture_output=True, text=True).stdout
         shared = re.findall(r"^\w* +[WVu] (.*)$", symbols, re.M)

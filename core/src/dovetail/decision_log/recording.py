@@ -86,7 +86,7 @@ class DecisionRecorder:
         self._append(RecordKind.ADD, encode_request(request, self._codes))
 
     def record_call(self, kind: RecordKind, *names: str) -> None:
-        """Write a record of a call whose arguments are names, such as request ids."""
+        """Write a record of an engine call whose arguments are names, such as request ids."""
         self._append(kind, encode_names(names))
 
     def planned(self, plan: SchedulerOutput) -> None:

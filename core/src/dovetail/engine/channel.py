@@ -89,7 +89,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to the call `number`. value: the result of the call, unless there is an error."""
+    """The reply to the engine call `number`. value: its result, unless there is an error."""
 
     number: int
     value: Any = None

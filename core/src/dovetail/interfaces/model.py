@@ -179,7 +179,7 @@ class WeightMapping:
 
 
 TOKEN_TYPE_BIT = 30
-"""Bit of an input id that marks a token of the second text of a pair; see `Model`."""
+"""Bit of an input id that marks a token of the second string of a pair; see `Model`."""
 
 
 class PoolingModel(Protocol):

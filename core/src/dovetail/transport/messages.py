@@ -88,7 +88,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """The response to a call.
+    """The response to an engine call.
 
     number: the number of the call. result: the result as msgpack; the operation declares its type.
     error: the error, or None.

@@ -37,7 +37,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """The result of a call: `value`, or `error`."""
+    """The result of a call of a worker method: `value`, or `error`."""
 
     number: int
     value: Any = None

@@ -91,7 +91,7 @@ def compare_all(
     seconds: Sequence[str],
     pooled: Mapping[str, PoolingRequestOutput],
 ) -> list[PoolingRequestOutput]:
-    """Return the scores of pairs of texts. pooled: the output of each text."""
+    """Return the score of each pair of strings. pooled: the output of each string."""
     pairs = zip(firsts, seconds, strict=True)
     return [compare(kind, pooled[first], pooled[second]) for first, second in pairs]
 

@@ -52,7 +52,7 @@ class Work:
             return call
 
     def discard(self, call: Call) -> bool:
-        """Remove a call that was not sent. Return False if the call was already lost."""
+        """Remove an engine call that was not sent. Return False if it was already lost."""
         with self._lock:
             known = not call.number or self._calls.pop(call.number, None) is not None
             for request in _requests_of(call):
