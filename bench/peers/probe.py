@@ -68,7 +68,7 @@ class Probe:
 
 
 def _gemms(threads: int) -> dict[str, _Gemm]:
-    """Return one product per type, of the largest size that takes at most `MAX_GEMM_S`."""
+    """Return the largest GEMM of each dtype that takes at most `MAX_GEMM_S` seconds."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch

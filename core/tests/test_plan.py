@@ -141,7 +141,7 @@ def test_a_plan_contains_a_copy_of_the_tokens_of_a_new_request():
     assert join.bad_words_token_ids == ((8, 9),)
 
 
-def test_the_digest_of_a_plan_contains_shapes_but_no_tokens():
+def test_the_summary_of_a_plan_contains_shapes_but_no_tokens():
     builder = StepBuilder()
     builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
     builder.run(3, 8, 3, samples=True)
@@ -151,7 +151,7 @@ def test_the_digest_of_a_plan_contains_shapes_but_no_tokens():
     assert "424242" not in text
 
 
-def test_the_digest_of_a_plan_with_many_requests_is_short():
+def test_the_summary_of_a_plan_with_many_requests_is_short():
     builder = StepBuilder()
     builder.run_many(range(1000), [0] * 1000, [1] * 1000, [1] * 1000)
     assert len(builder.build().describe().splitlines()) == 17

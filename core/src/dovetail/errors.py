@@ -20,7 +20,7 @@
     ├── StartError                the engine could not start, for a reason without its own class
     ├── UnavailableError          the engine is restarting; retry later
     ├── StalledError              a process does not respond; it may recover
-    └── EngineDeadError           the engine has failed; includes a digest without prompts
+    └── EngineDeadError           the engine has failed; has a summary without prompts
 
 A message gives the value, the problem and the remedy. `assert` is for invariants only.
 """
@@ -136,7 +136,7 @@ class StalledError(DovetailError):
 class EngineDeadError(DovetailError):
     """The engine has failed and cannot be used any more.
 
-    digest: the state when it failed (rows, counts, sizes), without contents of prompts.
+    digest: a summary of the failed step (rows, counts, sizes), without contents of prompts.
     """
 
     def __init__(self, message: str, *, digest: str = "") -> None:

@@ -101,7 +101,7 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
     asyncio.run(serve())
 
 
-def test_a_failed_step_stops_the_engine_and_the_error_contains_a_digest_of_the_plan(
+def test_a_failed_step_stops_the_engine_and_the_error_contains_a_summary_of_the_plan(
     client_of, traffic
 ):
     client = client_of("sync", fails_at=3)

@@ -191,7 +191,7 @@ def test_workers_execute_methods_called_by_name(make):
             engine.collective_rpc(name)
 
 
-def test_a_failed_step_stops_the_engine_and_the_error_contains_a_digest_of_the_plan(make):
+def test_a_failed_step_stops_the_engine_and_the_error_contains_a_summary_of_the_plan(make):
     llm = make(fails_at=3)
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
         llm.generate(["secret", "other"], greedy(20))

@@ -52,7 +52,7 @@ def choose_pooler(
         if pooling_type != "auto":
             raise ConfigError(
                 f"pooling_type={pooling_type!r} has no effect on a generative model; set "
-                "runner='pooling', or omit it."
+                "runner='pooling', or omit pooling_type."
             )
         return {}
     if not is_native:

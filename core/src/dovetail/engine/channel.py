@@ -126,8 +126,8 @@ class Channel(ABC):
     def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return the next reply or outputs, or None if none arrived within `timeout_s` seconds.
 
-        None waits until the engine fails. After the last message of a failed engine, this and every
-        later call raises EngineDeadError.
+        If `timeout_s` is None, wait until something arrives or the engine fails. After the
+        last message of a failed engine, this and every later call raises EngineDeadError.
         """
 
     @abstractmethod

@@ -172,7 +172,7 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Plan and execute a step, and return its outputs.
 
-        Raises EngineDeadError, with a digest of the plan, if the executor fails. After that, or
+        Raises EngineDeadError, with a summary of the plan, if the executor fails. After that, or
         after another interruption of a step (such as Ctrl-C), every call raises EngineDeadError.
         """
         self._check_alive()

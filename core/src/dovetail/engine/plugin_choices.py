@@ -56,7 +56,7 @@ def check_plugin_choices(config: RequestedConfig, plugins: PluginRegistry) -> No
 
 
 def _locates_model(kind: Kind) -> bool:
-    """Return whether plugins of a kind are used before a configuration exists."""
+    """Return whether plugins of this kind locate the model, before a configuration exists."""
     return bool(kind.roles) and not kind.field
 
 

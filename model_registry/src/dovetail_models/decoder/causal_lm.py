@@ -123,7 +123,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     def __init__(self, context: ModelContext) -> None:
         """Create the modules with uninitialized parameters.
 
-        Raises ModelError, naming the field of config.json.
+        Raises ModelError, which names the field, if a field of config.json is invalid.
         """
         super().__init__()
         shape = self.read_shape(context.hf_config)

@@ -108,7 +108,7 @@ class HeadWeightsNorm(nn.Module):
 class HeadNorms(nn.Module):
     """Layer norm of each head without a bias; every head is a separate module, `norms.N`.
 
-    elsewhere: names of the parameters of other ranks.
+    elsewhere: names of the parameters that only other ranks have.
     """
 
     def __init__(self, context: ModelContext, features: Shard, head_size: int, eps: float) -> None:

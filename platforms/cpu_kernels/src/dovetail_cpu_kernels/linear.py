@@ -138,7 +138,7 @@ class PackedLinear:
 def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None) -> int:
     """Pack bf16 `weight` [N, K] into `packed`. Return the number of weights that are not finite.
 
-    The thread pool computes. weight, packed: addresses; `packed` is aligned to 64 bytes and has
+    Runs on the thread pool. weight, packed: addresses; `packed` is aligned to 64 bytes and has
     `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. For
     blocks, `ld` is a number of bytes, and the result counts scales and minima. If the result is not
     0, `packed` is unusable.

@@ -192,7 +192,7 @@ class TritonOps(Ops):
         return self._kernels.linear_attention(inputs, states_BHKV, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the table with these ids, a new tensor."""
+        """Return the rows of these ids as a new tensor."""
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:

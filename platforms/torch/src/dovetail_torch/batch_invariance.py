@@ -29,7 +29,7 @@ class BatchInvariance:
     """Collects the plugins without the guarantee. Rejects them if the guarantee is required."""
 
     def __init__(self, dtype: str, *, required: bool) -> None:
-        """dtype: dtype of the model. required: `EngineArgs.batch_invariant`."""
+        """dtype: dtype of the model. required: the value of `EngineArgs.batch_invariant`."""
         self._dtype = dtype
         self._required = required
         self._without: list[str] = []

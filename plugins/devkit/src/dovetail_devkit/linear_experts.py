@@ -1,8 +1,8 @@
 """The conformance case of linear methods with the capability "experts".
 
-This module compares the experts of a layer with loops in float64, for several numbers of tokens and
-sizes that are not multiples of a kernel's blocks. torch is imported within functions. Dimensions: T
-tokens, D hidden size, G gate and up features, I intermediate features.
+This module compares the outputs of experts with those of loops in float64, for several
+numbers of tokens and sizes that are not multiples of a kernel's blocks. torch is imported within
+functions. Dimensions: T tokens, D hidden size, G gate and up features, I intermediate features.
 """
 
 from __future__ import annotations

@@ -165,11 +165,11 @@ class Server:
                 self.table.add(route)
 
     def serve(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal arrives, or `lead` starts the drain. Return the exit code."""
+        """Serve until a signal arrives or `lead` requests a shutdown. Return the exit code."""
         return uvloop.run(self.run(make, lead))
 
     async def run(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal arrives, or `lead` starts the drain. Return the exit code."""
+        """Serve until a signal arrives or `lead` requests a shutdown. Return the exit code."""
         state = self._state
         drain = Drain(state.slot, state.settings.drain_timeout_s)
         if lead is None:

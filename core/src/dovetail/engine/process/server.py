@@ -3,7 +3,7 @@
 One thread does everything in turn, so the core needs no lock; ZMQ's own threads read and write
 meanwhile. Messages are checked by the reader, by the operation's declaration and by the core. An
 unreadable message is counted and an invalid request is rejected with a reason; neither stops the
-engine. A failed step stops the engine with an error that contains a digest of the plan. If a front
+engine. A failed step stops the engine with an error that contains a summary of the plan. If a front
 end detaches or is killed, only its own requests are aborted. This module does not depend on how its
 process is started.
 """

@@ -311,7 +311,7 @@ class Supervisor:
         why = self._kill_reason(channel.progress)
         if why and channel is not self._killed:
             self._killed = channel
-            logger.error("The engine is killed: %s.", why)
+            logger.error("Killing the engine: %s.", why)
             _process_of(channel).kill(why)
 
     def _kill_reason(self, progress: Progress) -> str:

@@ -224,7 +224,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         return experts_TK, weights_TK
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the table with these ids, a new tensor."""
+        """Return the rows of these ids as a new tensor."""
         if not (_is_served(table_VD) and ids_T.is_contiguous()):
             return _TORCH.embedding(ids_T, table_VD)
         size = table_VD.shape[1]

@@ -80,7 +80,7 @@ class Router(nn.Module):
 class FusedExperts(nn.Module):
     """The experts of a layer in two stacked linear layers.
 
-    elsewhere: names of the parameters of other ranks.
+    elsewhere: names of the parameters that only other ranks have.
     """
 
     def __init__(self, context: ModelContext, name: str, shape: ExpertShape) -> None:

@@ -128,7 +128,7 @@ class ParallelLinear(nn.Module):
         self.expected_blocks[part] = type_name
 
     def share_blocks(self, part: int, blocks: BlockWeight) -> None:
-        """Use these blocks for part `part`."""
+        """Use these quantized blocks as the weight of shard `part`, without a copy."""
         self.expect_blocks(part, blocks.type_name)
         self.blocks[part] = blocks
 

@@ -242,7 +242,7 @@ class TorchOps(Ops):
         return gated_recurrence(inputs, states_BC, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the table with these ids, a new tensor."""
+        """Return the rows of these ids as a new tensor."""
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,10 @@ class ModelRunner:
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
-        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b, or ()."""
+        """The cache's memory: one uint8 [N, P] tensor per buffer, whose row b is block b.
+
+        The tuple is empty if the cache is not stored in pages.
+        """
         return self._attention.buffers.pages_NP
 
     def execute_model(self, plan: SchedulerOutput) -> None:

@@ -61,7 +61,7 @@ def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
 
 
 def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) -> None:
-    """Compare the outputs with Python loops, and check that nothing else was written."""
+    """Compare the outputs with those of Python loops, and check that nothing else was written."""
     import torch
 
     ops: Any = ops_cls()

@@ -317,7 +317,7 @@ def _check_attention(
 def expect_states(
     got_states: torch.Tensor, want_states: torch.Tensor, parts: StateParts, what: str
 ) -> None:
-    """Fail unless the written blocks are close, and the other blocks equal. Both: float32."""
+    """Fail unless the written blocks are close and the other blocks are equal; all are float32."""
     written = parts.writes_N.tolist()
     for block in set(range(len(got_states))) - set(written):  # block 0 contains NaN
         same = got_states[block].nan_to_num(nan=1e4).equal(want_states[block].nan_to_num(nan=1e4))

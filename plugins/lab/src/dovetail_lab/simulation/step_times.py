@@ -24,7 +24,7 @@ _MAX_SCALAR = 8
 class StepFeatures:
     """The work of a step, as sums over its scheduled requests.
 
-    num_prefill_tokens, num_prefills: tokens and requests of prompts, except single tokens.
+    num_prefill_tokens, num_prefills: tokens and number of the requests with several tokens.
     num_decodes: requests with one token. num_kv_tokens: cached tokens that the decodes read.
     num_context_pairs: for each prefill, its tokens times the tokens before them, summed.
     num_joins: new requests. is_first: 1 if all requests are new, as in the first step after a

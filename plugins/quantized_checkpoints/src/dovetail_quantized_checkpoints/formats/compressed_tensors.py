@@ -151,7 +151,8 @@ class CompressedTensors(Format):
             )
         if shape[1] % block[1]:
             raise module.error(
-                f"has scales of {block[1]} features, which do not divide {shape[1]}", "weight_scale"
+                f"has the group size {block[1]}, which does not divide {shape[1]} input features",
+                "weight_scale",
             )
         words = module.entries.get("weight_packed")
         bits = 8 if words is None else self._packed_bits(module, words.shape, shape)

@@ -162,7 +162,8 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
         len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS for key, value in pairs
     ):
         raise APIError(
-            f"metadata may have {MAX_METADATA} entries with keys of {MAX_KEY_CHARS} and values of "
+            f"metadata may have at most {MAX_METADATA} entries, with keys of up to "
+            f"{MAX_KEY_CHARS} and values of up to "
             f"{MAX_VALUE_CHARS} characters.",
             param="metadata",
         )
