@@ -101,7 +101,7 @@ class _Calls:
         return status
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function. Raise CapacityError without enough memory, else PluginError on errors."""
+        """Call a function. Raise CapacityError without memory, or PluginError."""
         status = self.status(function, *arguments)
         if status == _OUT_OF_MEMORY:
             raise CapacityError("The device has too little free memory.")

@@ -112,7 +112,7 @@ class AdminRoutes:
         await exchange.respond({"sleeping": True})
 
     async def wake_up(self, exchange: Exchange) -> None:
-        """Allocate the released memory again. The `tags` field lists the kinds of memory. [] means all."""
+        """Allocate the released memory again. `tags` lists the kinds of memory; [] means all."""
         tags = (await _fields(exchange, "tags")).get("tags", [])
         if not isinstance(tags, list) or not all(tag in SLEEP_TAGS for tag in tags):
             raise APIError(f"tags must be a list of: {', '.join(SLEEP_TAGS)}.", param="tags")
