@@ -287,6 +287,22 @@ def test_a_converted_encoder_gives_the_same_states_in_transformers(name, cls, to
         torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["MEAN", "LAST", "NONE"])
+def test_a_converted_encoder_pools_as_its_file_states(name, tmp_path):
+    prompts = make_prompts()
+    path = write(tmp_path, keys={"pooling_type": PoolingType[name]})
+    converted = tmp_path / "converted"
+    options = ConvertOptions(out=converted, dtype="float32", skip_tokenizer_init=True)
+    run(str(path), options, print)
+    task = "token_embed" if name == "NONE" else "embed"
+    results = []
+    for model in (path, converted):
+        with open_file(model) as llm:
+            outputs = llm.encode(prompts, pooling_task=task, use_tqdm=False)
+            results.append([torch.tensor(output.outputs.data) for output in outputs])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=TOLERANCE)
+
+
 def no_pooler(cls):
     return {"add_pooling_layer": False} if cls == "BertModel" else {}
 

@@ -54,6 +54,13 @@ _TEMPLATES = "additional_chat_templates"
 _QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 _TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token")
 _PART = "text_config"
+_POOLING_FOLDER = "1_Pooling"
+_POOLING_FIELDS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
+_MODULES_PACKAGE = "sentence_transformers.models"
 
 
 class ModelFiles:
@@ -87,6 +94,8 @@ class ModelFiles:
         _write_json(folder / CONFIG_FILE, config)
         if generation_config:
             _write_json(folder / _GENERATION_FILE, generation_config)
+        if self._directory.pooling is not None:
+            _write_modules(folder, self._directory.pooling)
 
     def _read_config(self) -> dict[str, Any]:
         config = read_json_object(self._directory.path / CONFIG_FILE)
@@ -162,5 +171,24 @@ def _module_folders(source: Path) -> Iterator[str]:
             yield part
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def _write_modules(folder: Path, pooling: str) -> None:
+    """Write the modules of sentence-transformers that pool as a model file states.
+
+    pooling: see `ModelDescription`.
+    """
+    modules = [("Transformer", "")]
+    if pooling:
+        modules.append(("Pooling", _POOLING_FOLDER))
+        (folder / _POOLING_FOLDER).mkdir()
+        modes = {field: name == pooling for name, field in _POOLING_FIELDS.items()}
+        _write_json(folder / _POOLING_FOLDER / CONFIG_FILE, modes)
+    modules.append(("Normalize", "2_Normalize"))  # as the engine does for a model file
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{_MODULES_PACKAGE}.{kind}"}
+        for index, (kind, path) in enumerate(modules)
+    ]
+    _write_json(folder / MODULES_FILE, entries)
+
+
+def _write_json(path: Path, content: Mapping[str, Any] | list[dict[str, Any]]) -> None:
     path.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", "utf-8")
