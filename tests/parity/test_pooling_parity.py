@@ -207,9 +207,11 @@ def test_a_nomic_bert_with_the_fields_of_published_checkpoints_is_embedded(tmp_p
         raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
         assert llm.llm_engine.max_model_len == 160
     torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
-    edit_json(tmp_path / "config.json", moe_every_n_layers=2)
-    with pytest.raises(ModelError, match="moe_every_n_layers is 2"):
-        open_model(tmp_path)
+    for field, value in (("moe_every_n_layers", 2), ("causal", True), ("use_rms_norm", True)):
+        edit_json(tmp_path / "config.json", **{field: value})
+        with pytest.raises(ModelError, match=f"{field} is {value}"):
+            open_model(tmp_path)
+        edit_json(tmp_path / "config.json", **{field: None})
 
 
 def test_the_error_for_an_architecture_that_does_not_pool_names_it(tmp_path):

@@ -70,6 +70,10 @@ class NomicBertModel(BertModel):
             ("rotary_emb_scale_base", None),
             ("rotary_scaling_factor", None),
             ("parallel_block", False),
+            ("causal", False),
+            ("use_rms_norm", False),
+            ("scale_attn_weights", True),
+            ("scale_attn_by_inverse_layer_idx", False),
             ("activation_function", "swiglu"),
             ("hidden_act", "silu"),
         ):
