@@ -108,6 +108,18 @@ def test_a_classifier_in_a_gguf_file_agrees_with_transformers(name, num_labels, 
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["modern-bert", "roberta"])
+def test_a_classifier_with_blocks_computes_the_mean_in_the_dtype_of_its_head(name, tmp_path):
+    conversion, prompts = CLASSIFIER_CONVERSIONS[name], make_prompts()
+    model = make_encoder(conversion, num_labels=3)
+    path = write_encoder(conversion, model, tmp_path / "model.gguf", Q8_0)
+    results = []
+    for options in ({}, {"dtype": "float32"}):
+        with open_file(path, pooling_type="mean", **options) as llm:
+            results.append(vectors(llm.reward(prompts, use_tqdm=False)))
+    torch.testing.assert_close(*results, rtol=0, atol=BLOCK_TOLERANCE)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_", [Q8_0, Q4_K, F16], ids=lambda item: item.name)
 @pytest.mark.parametrize("name", ["bert", "modern-bert"])

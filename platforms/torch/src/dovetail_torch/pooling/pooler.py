@@ -133,7 +133,7 @@ class Pooler:
             if ends:
                 target = several if self._is_token_wise(row) else pooled
                 target[run] = self._finish(row, int(batch.ends[run]))
-        results = dict(self._apply_all(batch, pooled))
+        results = dict(self._apply_all(batch, pooled, hidden.dtype))
         for run, states_TD in several.items():
             results[run] = self.head.apply(states_TD, self._params[int(batch.rows[run])])
         return results
@@ -165,11 +165,12 @@ class Pooler:
         return parts[0] / num_tokens if self.head.pooling == MEAN else parts[0]
 
     def _apply_all(
-        self, batch: InputBatch, pooled: Mapping[int, torch.Tensor]
+        self, batch: InputBatch, pooled: Mapping[int, torch.Tensor], dtype: torch.dtype
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the result of each request.
 
-        Requests with the same parameters are computed together.
+        Requests with the same parameters are computed together. dtype: of the model, for its
+        classification head; means are float32.
         """
         groups: dict[PoolingParams, list[int]] = {}
         for run in pooled:
@@ -177,6 +178,8 @@ class Pooler:
             groups.setdefault(params, []).append(run)
         for params, runs in groups.items():
             x_RD = torch.stack([pooled[run] for run in runs])
+            if self.head.classify is not None:
+                x_RD = x_RD.to(dtype)
             yield from zip(runs, self.head.apply(x_RD, params), strict=True)
 
 
