@@ -219,7 +219,7 @@ def test_the_error_for_an_unknown_name_lists_installed_names_and_the_syntax(
     assert "package.module:Class" in text
     assert len(text.splitlines()) == 3
     text = message(lambda: registry.resolve("policy", "edf"), PluginNotFoundError)
-    assert "with a plugin of that name: scheduler" in text
+    assert "have a plugin with this name: scheduler" in text
     text = message(lambda: registry.resolve("tokenizer", "x"), PluginNotFoundError)
     assert "No such plugin is installed." in text
 

@@ -94,8 +94,8 @@ BACKENDS = [
     (with_constant_weights(), "read its inputs in each call"),
     (ReturnsNoCallable, "must return a callable"),
     (FailsWithAFolder, "must equal"),
-    (HasAKeyPerFolder, "the same text"),
-    (HasNoKey, "the same text"),
+    (HasAKeyPerFolder, "the same string"),
+    (HasNoKey, "the same string"),
 ]
 
 
@@ -162,7 +162,7 @@ PASSES = [
     (passes(without_an_output), "number of outputs"),
     (passes(with_one_more_input), "placeholders"),
     (passes(with_a_use_before_its_definition), "before it has been defined"),
-    (HasANewKey, "the same text"),
+    (HasANewKey, "the same string"),
 ]
 
 
