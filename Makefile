@@ -80,7 +80,7 @@ docs: $(VENV)/.docs  ## build the documentation site in site/, and check its lin
 	$(BIN)/python docs/site/check.py site
 	@echo "open site/index.html, or serve it, which the search needs: $(BIN)/python -m http.server -d site"
 
-sanitize: $(VENV)/.setuptools  ## run the native kernels under address and undefined-behaviour sanitizers
+sanitize: $(VENV)/.setuptools  ## run the native kernels under address and undefined-behavior sanitizers
 	$(BIN)/python platforms/cpu_kernels/sanitize.py --sampled
 
 wheels: $(STAMP)  ## run the contract suites on some of the wheels, each alone in an environment

@@ -60,6 +60,12 @@ def written_files() -> tuple[Path, ...]:
 
 
 @cache
+def native_files() -> tuple[Path, ...]:
+    """Return the C++ sources and headers of all members."""
+    return tuple(path for member in members() for path in files_below(member, ".cpp", ".h"))
+
+
+@cache
 def tree_of(path: Path) -> ast.Module:
     """Return the syntax tree of a Python file."""
     return ast.parse(path.read_text("utf-8"), filename=str(path))

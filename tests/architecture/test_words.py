@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from architecture.sources import ROOT, documents, written_files
+from architecture.sources import ROOT, documents, native_files, written_files
 
 LIST = ROOT / "tests" / "architecture" / "retired_words.toml"
 AFTER_NO = r"(?![\s_]+(?:longer|more|less|such|other)(?![A-Za-z]))"
@@ -20,13 +20,21 @@ AFTER_NO = r"(?![\s_]+(?:longer|more|less|such|other)(?![A-Za-z]))"
 def retired_words() -> tuple[frozenset[str], Mapping[str, str]]:
     """Return the exempt files, and each retired word with its replacement."""
     table = tomllib.loads(LIST.read_text("utf-8"))
-    words: dict[str, str] = table["names"] | table["phrases"]
+    words: dict[str, str] = table["names"] | table["phrases"] | table["spellings"]
     return frozenset(table["exempt"]), words
 
 
+@cache
+def spellings() -> frozenset[str]:
+    """Return the retired parts of words."""
+    return frozenset(tomllib.loads(LIST.read_text("utf-8"))["spellings"])
+
+
 def pattern_of(word: str) -> str:
-    """Return the regular expression that matches a word or phrase."""
-    spaced = re.escape(word).replace(r"\ ", r"(?:[ _]|\s*\n\s*(?:#\s*)?)")
+    """Return the regular expression that matches a word, a phrase or a part of a word."""
+    if word in spellings():
+        return f"(?i:{word}(?=[aei]))" if word.endswith(("is", "ys")) else f"(?i:{word})"
+    spaced = re.escape(word).replace(r"\ ", r"(?:[ _]|\s*\n\s*(?:(?:#|//|\*)\s*)?)")
     whole = rf"(?<![A-Za-z])(?i:{spaced})(?![A-Za-z])"
     if word.endswith("is no"):
         return whole + AFTER_NO
@@ -60,7 +68,7 @@ def test_no_file_uses_a_retired_word():
     """The names of files are checked, too."""
     exempt, _ = retired_words()
     collected = []
-    for path in (*written_files(), *documents()):
+    for path in (*written_files(), *native_files(), *documents(), ROOT / "Makefile"):
         name = str(path.relative_to(ROOT))
         if name not in exempt:
             collected += [f"{name}:{item}" for item in find_retired(path.read_text("utf-8"))]
@@ -85,6 +93,11 @@ def test_every_exempt_file_exists():
         ("def test_who_is_told_of_it():", "1: 'told of' is retired; write notified of"),
         ("# a request is told\n# of the end", "1: 'told of' is retired; write notified of"),
         ("A value that is no list.", "1: 'that is no' is retired; write that is not a"),
+        ("// A request is told\n// of the end", "1: 'told of' is retired; write notified of"),
+        ("x = quantise_tile(y)", "1: 'quantis' is retired; write quantiz"),
+        ("class Dequantisation:", "1: 'quantis' is retired; write quantiz"),
+        ("float NORMALISED = 1;", "1: 'normalis' is retired; write normaliz"),
+        ("SeesNeighbours", "1: 'neighbour' is retired; write neighbor"),
     ],
 )
 def test_a_retired_word_is_reported_with_line_and_replacement(text, expected):
@@ -98,6 +111,7 @@ def test_a_retired_word_is_reported_with_line_and_replacement(text, expected):
         "a request that is no longer needed",
         "def test_the_hotel_lobbyist(): ...",
         "There is no list. It was told off.",
+        "an optimistic realist raises otherwise precise noise in parallelism",
     ],
 )
 def test_ordinary_words_are_not_reported(text):

@@ -54,7 +54,7 @@ class RotatesBackwards(FakeOps):
         return super()._rotate(x_TNS, torch.cat((cos, -sin), dim=-1))
 
 
-class RotatesNeighbours(FakeOps):
+class RotatesNeighbors(FakeOps):
     """RoPE that rotates adjacent values instead of the two halves."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
@@ -314,7 +314,7 @@ MUTANTS = {
         NormsInPlace,
         SquaresInHalf,
         RotatesBackwards,
-        RotatesNeighbours,
+        RotatesNeighbors,
         IgnoresPositionsInRope,
         SwapsGateAndUp,
         ReturnsFloat32,

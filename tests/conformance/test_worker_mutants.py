@@ -66,12 +66,12 @@ class SamplesEverywhere(UncheckedRowModel):
         return super().sample(grammar)
 
 
-class SeesNeighbours(UncheckedRowModel):
+class SeesNeighbors(UncheckedRowModel):
     """Lets tokens attend to other requests of the step."""
 
     def read(self, row, end):
         own = super().read(row, end)
-        others = [super(SeesNeighbours, self).read(r, 1) for r in self.rows if r != row]
+        others = [super(SeesNeighbors, self).read(r, 1) for r in self.rows if r != row]
         return own + sum(others)
 
 
@@ -183,7 +183,7 @@ MODELS = [
     StaleTokens,
     StaleBlocks,
     SamplesEverywhere,
-    SeesNeighbours,
+    SeesNeighbors,
     SeesThePieceOnly,
     BlocksInOrder,
     ForgetsItsTokens,

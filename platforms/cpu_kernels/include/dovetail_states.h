@@ -1,6 +1,6 @@
-/* The C ABI of operations with states: causal convolution and linear attention. As in
+/* The C ABI of recurrent operations: causal convolution and linear attention. As in
  * dovetail_kernels.h, arguments are not validated and strides count elements. A request's results
- * depend on that request only, bit for bit.
+ * depend on that request only, bitwise.
  *
  * A part is a sequence of consecutive tokens of one request. Parts contain all tokens, in order.
  * The state before the first part of a request is that of block `reads`, or zeros if it is

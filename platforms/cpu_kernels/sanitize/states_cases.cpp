@@ -1,4 +1,4 @@
-// Operations with states: random parts, shapes and strides, compared with sums in double precision.
+// Recurrent operations: random parts, shapes and strides, compared with sums in double precision.
 #include <cmath>
 #include <vector>
 

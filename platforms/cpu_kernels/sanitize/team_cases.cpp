@@ -196,7 +196,7 @@ int count_threads(int64_t num_pieces, int64_t piece_us, int64_t first_us) {
 
 namespace {
 
-// Whether a worker takes part in a region right after one in which a worker was late by `late_us`.
+// Whether a worker joins a region right after one in which a worker was late by `late_us`.
 // The machine may be busy, so one of several attempts is enough; each begins after any pause.
 bool joins_after(int64_t num_pieces, int64_t piece_us, int64_t late_us, int64_t next_pieces) {
   for (int attempt = 0; attempt < 10; ++attempt) {

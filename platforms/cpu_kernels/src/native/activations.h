@@ -97,7 +97,7 @@ DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_
 }
 
 // Quantize x[0, n) into q; returns the scale, and the sum of q in `sum`.
-DK_INLINE float quantise_group(const uint16_t* x, int64_t n, int8_t* q, int32_t* sum) {
+DK_INLINE float quantize_group(const uint16_t* x, int64_t n, int8_t* q, int32_t* sum) {
   const GroupScale group = scale_of(largest_of(x, n) << 16);
   if (group.inverse == 0.0f) {
     memset(q, 0, n);

@@ -103,7 +103,7 @@ static DK_INLINE int64_t values_of_keys(const dk_attention_args& a, const Attent
 
 // One token's features: quantized, and the scale that restores them. If a feature is not finite,
 // neither are the scale and the result.
-static DK_INLINE float quantise(const uint16_t* from, int64_t n, int8_t* to) {
+static DK_INLINE float quantize(const uint16_t* from, int64_t n, int8_t* to) {
   Vec greatest = zero(), doubt = zero();
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec x = load_bf16(from + i);
@@ -161,7 +161,7 @@ static void write_key(const dk_attention_args& a, const AttentionShape& shape, i
   char* const keys = slot.block + head * shape.head_bytes;
   if (shape.element_bytes == 2) return scatter_key(k, a.head_size, keys, slot.offset);
   int8_t rounded[kMaxHeadSize];
-  const float scale = quantise(k, a.head_size, rounded);
+  const float scale = quantize(k, a.head_size, rounded);
   scatter_key(rounded, a.head_size, keys, slot.offset);
   const int64_t place = (head * a.block_size + slot.offset) * 4;
   memcpy(slot.block + shape.key_scales_offset + place, &scale, 4);
@@ -177,7 +177,7 @@ static void write_value(const dk_attention_args& a, const AttentionShape& shape,
     return scatter_value(v, a.head_size, values, a.block_size, slot.offset);
   }
   int8_t rounded[kMaxHeadSize];
-  const float scale = quantise(v, a.head_size, rounded);
+  const float scale = quantize(v, a.head_size, rounded);
   scatter_value(rounded, a.head_size, values, a.block_size, slot.offset);
   const int64_t place = (head * a.block_size + slot.offset) * 4;
   memcpy(slot.block + shape.value_scales_offset + place, &scale, 4);

@@ -10,7 +10,7 @@ constexpr int32_t kStartBits = 0x4b400000;
 constexpr float kStart = 12582912.0f;  // 1.5 * 2^23, with these bits
 
 // stride: from one group of q to the next.
-DK_INLINE void quantise_row(const LinearJob& job, int64_t row, int64_t at, int8_t* q,
+DK_INLINE void quantize_row(const LinearJob& job, int64_t row, int64_t at, int8_t* q,
                             int64_t stride) {
   const GroupFormat& format = job.format;
   const int32_t offset = format.bits == 8 ? kByteOffset : static_cast<int32_t>(format.offset());
@@ -19,7 +19,7 @@ DK_INLINE void quantise_row(const LinearJob& job, int64_t row, int64_t at, int8_
   for (int64_t k = 0; k < K; k += group, q += stride, at += job.tile_rows) {
     const int64_t n = K - k < group ? K - k : group;
     int32_t sum;
-    job.scales[at] = quantise_group(x + k, n, q, &sum);
+    job.scales[at] = quantize_group(x + k, n, q, &sum);
     job.starts[at] = kStartBits - offset * sum;
     job.start_products[at] = -kStart * job.scales[at];
     if (format.has_minima) job.sums[at] = job.scales[at] * static_cast<float>(sum);
@@ -29,11 +29,11 @@ DK_INLINE void quantise_row(const LinearJob& job, int64_t row, int64_t at, int8_
 
 // Quantize the existing rows of a tile, `rows`, with these strides of q; numbers of padding rows
 // are zero.
-DK_INLINE void quantise_tile(const LinearJob& job, int64_t tile, int64_t rows, int8_t* q,
+DK_INLINE void quantize_tile(const LinearJob& job, int64_t tile, int64_t rows, int8_t* q,
                              int64_t row_stride, int64_t group_stride) {
   const int64_t at = tile * job.num_groups * job.tile_rows;
   for (int64_t r = 0; r < rows; ++r) {
-    quantise_row(job, tile * job.tile_rows + r, at + r, q + r * row_stride, group_stride);
+    quantize_row(job, tile * job.tile_rows + r, at + r, q + r * row_stride, group_stride);
   }
   for (int64_t r = rows; r < job.tile_rows; ++r) {
     for (int64_t g = 0; g < job.num_groups; ++g) {

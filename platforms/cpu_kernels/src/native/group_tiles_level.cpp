@@ -196,7 +196,7 @@ void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
     const int64_t left = job.num_rows - t * kTileRows, rows = left < kTileRows ? left : kTileRows;
     auto* const q = reinterpret_cast<int8_t*>(job.activations) + t * kTileRows * padded_k;
     if (rows < kTileRows) memset(q, 0, kTileRows * padded_k);
-    quantise_tile(job, t, rows, q, group, kTileRows * group);
+    quantize_tile(job, t, rows, q, group, kTileRows * group);
   }
 }
 

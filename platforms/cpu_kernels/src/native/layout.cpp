@@ -1,4 +1,4 @@
-// Sizes of the structs of the ABI, by name: a binding whose structs differ refuses the library.
+// Sizes of the structs of the ABI, by name: a binding whose structs differ rejects the library.
 #include <cstring>
 
 #include "dovetail_attention.h"

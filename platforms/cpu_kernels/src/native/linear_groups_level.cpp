@@ -232,7 +232,7 @@ void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
     const int64_t first_row = t * job.tile_rows, left = job.num_rows - first_row;
     const int64_t rows = left < job.tile_rows ? left : job.tile_rows;
     auto* const q = reinterpret_cast<int8_t*>(scratch(kRegionScratch, rows * padded_k));
-    quantise_tile(job, t, rows, q, padded_k, job.format.group);
+    quantize_tile(job, t, rows, q, padded_k, job.format.group);
     auto* const out = reinterpret_cast<uint32_t*>(job.activations) + first_row * job.num_units;
     transpose_words(reinterpret_cast<const char*>(q), padded_k, padded_k, rows, out, job.tile_rows,
                     job.num_units);

@@ -34,7 +34,7 @@ float scale_of_row(const uint16_t* x, int64_t size, float eps) {
   return 1.f / __builtin_sqrtf(reduce_add(add(even, odd)) / static_cast<float>(size) + eps);
 }
 
-void normalise(const uint16_t* x, const uint16_t* weight, float offset, float eps, int64_t size,
+void normalize(const uint16_t* x, const uint16_t* weight, float offset, float eps, int64_t size,
                uint16_t* y) {
   const Vec scale = set(scale_of_row(x, size, eps)), one = set(offset);
   int64_t i = 0;
@@ -53,7 +53,7 @@ void rms_norm(const dk_rms_norm_args& a, int64_t begin, int64_t end) {
     const int64_t outer = row / a.num_inner, inner = row % a.num_inner;
     const int64_t x = outer * a.x_outer_stride + inner * a.x_inner_stride;
     const int64_t y = outer * a.y_outer_stride + inner * a.y_inner_stride;
-    normalise(static_cast<const uint16_t*>(a.x) + x, weight, a.weight_offset, a.eps, a.size,
+    normalize(static_cast<const uint16_t*>(a.x) + x, weight, a.weight_offset, a.eps, a.size,
               static_cast<uint16_t*>(a.y) + y);
   }
 }
@@ -74,7 +74,7 @@ void add_rms_norm(const dk_add_rms_norm_args& a, int64_t begin, int64_t end) {
     const uint16_t* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
     uint16_t* const sum = static_cast<uint16_t*>(a.residual) + row * a.residual_stride;
     add_rows(x, a.size, sum);
-    normalise(sum, static_cast<const uint16_t*>(a.weight), a.weight_offset, a.eps, a.size,
+    normalize(sum, static_cast<const uint16_t*>(a.weight), a.weight_offset, a.eps, a.size,
               static_cast<uint16_t*>(a.y) + row * a.y_stride);
   }
 }

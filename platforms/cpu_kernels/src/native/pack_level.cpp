@@ -96,7 +96,7 @@ int64_t pack_bf16_panels(const dk_pack_linear_args& args, int64_t, int64_t first
 
 // Quantize a group of n weights to q + 128; returns the bits of its bf16 scale, which is rounded up
 // so that no q is beyond 127.
-uint16_t quantise_int8(const uint16_t* w, int64_t n, uint8_t* q) {
+uint16_t quantize_int8(const uint16_t* w, int64_t n, uint8_t* q) {
   const uint32_t largest = largest_of(w, n);
   const float scale = bf16_to_float(static_cast<uint16_t>(largest)) / 127.0f;
   uint32_t bits;
@@ -119,7 +119,7 @@ constexpr float kSteps = 2048.0f;
 // the scale is the best one for these q: sum(w q) / sum(q q). Candidates that clip the greatest
 // weights have a smaller squared error, but a larger divergence of a model's outputs. The weights
 // are whole 2,048ths of the greatest one, so that sums are exact in any order.
-uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
+uint16_t quantize_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   const uint32_t largest = largest_of(w, n);
   int64_t place = 0;
   while (place < n - 1 && (w[place] & 0x7fffu) != largest) ++place;
@@ -150,8 +150,8 @@ int64_t read_weights(const dk_pack_linear_args& args, const GroupFormat& format,
   const int64_t begin = index * format.group, left = args.K - begin;
   const int64_t n = left < format.group ? left : format.group;
   const auto* const w = reinterpret_cast<const uint16_t*>(row) + begin;
-  piece.scale = format.bits == 8 ? quantise_int8(w, n, piece.codes)
-                                 : quantise_int4(w, n, piece.codes);
+  piece.scale = format.bits == 8 ? quantize_int8(w, n, piece.codes)
+                                 : quantize_int4(w, n, piece.codes);
   memset(piece.codes + n, static_cast<int>(format.offset()), format.group - n);
   return count_nonfinite(w, n);
 }

@@ -1,4 +1,4 @@
-// Operations with states: the team processes slices of channels, or of the columns of each head's
+// Recurrent operations: the team processes slices of channels, or of the columns of each head's
 // state, of every request. The tokens of a request are processed in sequence.
 #include "states.h"
 

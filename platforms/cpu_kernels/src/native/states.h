@@ -1,4 +1,4 @@
-// The interface from states.cpp, which distributes operations with states over the team, to the
+// The interface from states.cpp, which distributes recurrent operations over the team, to the
 // kernels of a level (states_level.cpp).
 #pragma once
 #include <cstdint>

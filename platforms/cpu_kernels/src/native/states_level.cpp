@@ -1,4 +1,4 @@
-// The kernels of operations with states at a level.
+// The kernels of recurrent operations at a level.
 //
 // Linear attention keeps a slice of a head's state in a local buffer, which fits the first cache,
 // and computes the recurrence token by token: two passes over the slice with the delta rule, one

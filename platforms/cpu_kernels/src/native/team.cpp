@@ -63,7 +63,7 @@ struct alignas(64) Worker {
   int64_t runs_since_ns = 0;  // of the worker itself, while it shares its core
 };
 
-// Constant-initialised and never destroyed: workers may outlive static destructors.
+// Constant-initialized and never destroyed: workers may outlive static destructors.
 struct Team {
   alignas(64) std::atomic<uint64_t> state{0};
   alignas(64) std::atomic<uint32_t> wake{0};

@@ -191,7 +191,7 @@ def _cached_layer(
     limits: StepLimits,
     options: Mapping[str, object],
 ) -> AttentionLayer | None:
-    """Return the backend's layer for an attention layer; None for a layer with a state."""
+    """Return the backend's layer for an attention layer; None for a recurrent layer."""
     if isinstance(layer, StateLayer):
         return None
     assert backend is not None, "attention layers need a backend"
