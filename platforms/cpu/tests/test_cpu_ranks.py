@@ -15,7 +15,8 @@ from torch import distributed, nn
 from dovetail.errors import PeerLostError
 from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext
 from dovetail_cpu.native_library import probe_any
-from dovetail_cpu.packed_cache import PackedCache, packed_folder
+from dovetail_cpu.packed_cache.cache import PackedCache
+from dovetail_cpu.packed_cache.folder import packed_folder
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker

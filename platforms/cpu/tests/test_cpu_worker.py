@@ -12,8 +12,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, PluginError, WeightError
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
 from dovetail_cpu.runtime import lazy_zeros
-from dovetail_cpu.worker import CACHE_VARIABLE
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
