@@ -1,5 +1,6 @@
 """While torch is imported, the CPU platform loads its libraries and reads the packed weights."""
 
+import importlib
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import torch
 
 from dovetail import LLM
 from dovetail.config import EngineArgs
+from dovetail_cpu import torch_libraries
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.packed_cache.packed_file import PackedFile
 from dovetail_cpu.platform import CPUPlatform
@@ -55,6 +57,19 @@ def test_torch_libraries_load_while_python_code_runs():
 def test_torch_libraries_are_not_loaded_by_another_thread_if_openmp_binds_threads():
     is_loaded, _ = run(PRELOAD, OMP_PROC_BIND="true")
     assert is_loaded == "False"
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_the_tokenizer_library_is_imported_before_torch_libraries_load(
+    skips, checkpoint, monkeypatch
+):
+    loaded = []
+    monkeypatch.delitem(sys.modules, "tokenizers", raising=False)
+    monkeypatch.setattr(importlib, "import_module", lambda name: loaded.append(name))
+    monkeypatch.setattr(torch_libraries, "preload_torch", lambda: loaded.append("torch"))
+    config = EngineArgs(model=checkpoint, skip_tokenizer_init=skips, load_format="dummy")
+    CPUPlatform().prepare(config.create_engine_config())
+    assert loaded == (["torch"] if skips else ["tokenizers", "torch"])
 
 
 @pytest.fixture

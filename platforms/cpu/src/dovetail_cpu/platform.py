@@ -5,6 +5,7 @@ This module imports `cores` before torch is imported; `cores` explains why.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -83,6 +84,9 @@ class CPUPlatform(Platform):
         from dovetail_cpu.torch_libraries import preload_torch
 
         self._prefetch = _prefetch_packed(config)
+        if not config.model.skip_tokenizer_init:
+            # The import of an extension module waits while libraries are loaded.
+            importlib.import_module("tokenizers")
         preload_torch()
 
     def take_prefetch(self) -> PackedPrefetch | None:
