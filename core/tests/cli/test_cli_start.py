@@ -94,6 +94,7 @@ def read_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return read
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_at_most_forty_options(command: str, read_help) -> None:
     shown = read_help(*command.split(), "--help")

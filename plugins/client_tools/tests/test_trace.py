@@ -114,6 +114,7 @@ def test_steps_that_overlap_are_in_different_lanes():
     assert built(*steps).lanes == [0, 1, 0, 1, 0]
 
 
+@pytest.mark.costly
 def test_the_trace_of_a_log_agrees_with_the_simulator(run, log, tmp_path):
     path = tmp_path / "trace.json"
     code, text, _ = run("trace", log, "--perfetto", path)
@@ -219,6 +220,7 @@ def frame(kind, payload):
     return log_file._FRAME.pack(kind, len(body), zlib.crc32(body)) + body
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -367,6 +369,7 @@ def complete(url):
         return response.status
 
 
+@pytest.mark.costly
 def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, requests_during_trace):
     program = "import sys; from dovetail.cli.app import main; sys.exit(main())"
     options = ["--model", "demo", "--port", "0", "--api-key", "secret"]
