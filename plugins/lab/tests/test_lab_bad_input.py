@@ -168,6 +168,7 @@ def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):
     assert "a.csv:3: " in capsys.readouterr().err
 
 
+@pytest.mark.costly
 @pytest.mark.clock
 def test_a_policy_that_hangs_does_not_affect_other_policies(folder, capsys):
     (folder / "good.csv").write_text(AZURE + GOOD)
