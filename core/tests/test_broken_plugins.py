@@ -368,7 +368,6 @@ def answer(model, **args):
         llm.shutdown()
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.id)
 def test_the_error_for_a_broken_plugin_names_it_and_other_plugins_still_work(
     plugin_site, model, case

@@ -220,7 +220,6 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
     assert config.load.use_tqdm_on_load is False
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("option", "value", "remedy"),
     [

@@ -344,7 +344,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("part", "message"), MUTANTS.items())
 def test_the_suite_rejects_the_mutant(part, message):

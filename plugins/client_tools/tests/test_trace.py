@@ -114,7 +114,6 @@ def test_steps_that_overlap_are_in_different_lanes():
     assert built(*steps).lanes == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.costly
 def test_the_trace_of_a_log_agrees_with_the_simulator(run, log, tmp_path):
     path = tmp_path / "trace.json"
     code, text, _ = run("trace", log, "--perfetto", path)
