@@ -18,7 +18,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat lab test collect check docs sanitize features wheels dist bench gpu-check gpu-bundle soak clean
+.PHONY: help kernels demo chat lab test collect check docs sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,14 +32,22 @@ $(VENV)/.setuptools: requirements/constraints.txt | $(BIN)/python
 	@touch $@
 
 # torch first and alone, so that pip does not select another build of it for a dependency.
-# Then the tools: members are built with them, not each in a separate environment. FlashInfer is last,
-# because pip would report its missing dependencies.
-$(STAMP): $(NEEDS) | $(VENV)/.setuptools
+$(VENV)/.tools: requirements/constraints.txt requirements/tools.txt | $(VENV)/.setuptools
 	$(PIP) $(TORCH)
 	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
+	@touch $@
+
+# The tools first: members are built with them, not each in a separate environment. FlashInfer is
+# last, because pip would report its missing dependencies.
+$(STAMP): $(NEEDS) | $(VENV)/.setuptools
+	@$(MAKE) --no-print-directory $(VENV)/.tools
 	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
 	$(PIP) --no-deps -r requirements/flashinfer.txt -c requirements/constraints.txt
 	@touch $@
+
+# pip uses one core. In CI, the other one compiles the kernels; then $(STAMP) only links them.
+kernels: $(VENV)/.setuptools  ## compile the native kernels, without the other packages
+	cd platforms/cpu_kernels && $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: $(STAMP)  ## create a small model and generate from it
 	$(BIN)/dovetail demo
@@ -53,7 +61,7 @@ lab: $(STAMP)  ## compare four scheduling policies in the simulator; ends with a
 test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py
 
-# `make test` starts four processes at the same time, and each would compile all test files.
+# `make test` starts three processes at the same time, and each would compile all test files.
 collect: $(STAMP)  ## import every test file, which compiles it for later runs
 	@$(BIN)/python -m pytest -q --collect-only | tail -n 1
 
@@ -63,13 +71,12 @@ soak: $(STAMP)  ## run every long test and a million steps of random programs; r
 features: $(STAMP)  ## check every claim of docs/features.md by its tests
 	$(BIN)/python tests/features/prove.py
 
+# CI sets ARCHITECTURE to select the tests that `make test` would skip; it runs the others.
 check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/ruff format --quiet --check $(CODE)
 	$(BIN)/ruff check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/lint-imports --config core/layers.toml
-	$(BIN)/python -m pytest -q tests/architecture
+	$(BIN)/python -m pytest -q $(ARCHITECTURE) tests/architecture
 
 $(VENV)/.docs: $(STAMP) requirements/docs.txt
 	$(PIP) -r requirements/docs.txt -c requirements/constraints.txt

@@ -18,9 +18,9 @@ import pytest
 
 NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
-NEVER_SAMPLED = ("slow", "soak", "gpu")
-COSTLY_SHARE = 8
-"""`make test` runs one in this number of the tests and files with the mark `costly`."""
+NEVER_SAMPLED = ("soak", "gpu")
+COSTLY_SHARE = 4
+"""`make test` runs one in this number of the tests with the mark `costly`."""
 NOT_SELECTED = "the commit does not select this costly test"
 _deselected: list[str] = []
 
@@ -96,45 +96,34 @@ def _sample(items: list[pytest.Item]) -> None:
     """Keep one in `n` cases of a test with the mark `sampled(n)`. `make soak` runs all of them.
 
     A hash of the commit selects the cases, so every case is selected at some commit, and a failing
-    case cannot be avoided by choice. Cases that `make test` never runs are not selected, so it runs
-    at least one case of each test.
+    case cannot be avoided by choice. The slow cases of a test are sampled separately: `make test`
+    runs at least one of the others, and `make wheels` at least one of the slow cases.
     """
-    cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    cases: defaultdict[tuple[str, int, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if any(item.get_closest_marker(name) for name in NEVER_SAMPLED):
             continue
         if (mark := item.get_closest_marker("sampled")) is not None:
-            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+            is_slow = item.get_closest_marker("slow") is not None
+            cases[item.nodeid.partition("[")[0], mark.args[0], is_slow].append(item)
     commit = _commit() if cases else b""
-    for (_, share), actual in cases.items():
+    for (_, share, _), actual in cases.items():
         actual.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
         for item in actual[-(-len(actual) // share) :]:
             item.add_marker("soak")
 
 
 def _skip_costly(items: list[pytest.Item]) -> None:
-    """Skip all cases of the costly tests that a hash of the commit does not select.
-
-    The tests of a file are selected together if the file has the mark, because they share costly
-    fixtures.
-    """
+    """Skip all cases of the costly tests that a hash of the commit does not select."""
     costly: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("costly"):
-            costly[_unit_of(item)].append(item)
+            costly[item.nodeid.partition("[")[0]].append(item)
     commit = _commit() if costly else b""
     names = sorted(costly, key=lambda name: sha256(commit + name.encode()).digest())
     for name in names[-(-len(names) // COSTLY_SHARE) :]:
         for item in costly[name]:
             item.add_marker(pytest.mark.skip(reason=NOT_SELECTED))
-
-
-def _unit_of(item: pytest.Item) -> str:
-    """Return the name of what a hash of the commit selects: the file of a test, or the test."""
-    file = item.getparent(pytest.Module)
-    if file is not None and any(mark.name == "costly" for mark in file.own_markers):
-        return file.nodeid
-    return item.nodeid.partition("[")[0]
 
 
 def _commit() -> bytes:

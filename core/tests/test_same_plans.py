@@ -74,7 +74,6 @@ def program(driver, rng, depth):
     return seen, driver.tokens, driver.stats.num_preemptions
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2])
@@ -98,7 +97,6 @@ def test_decode_batches_and_single_decodes_give_the_same_plans(drive, policy, de
     assert preemptions > 0
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_inlined_default_plan_and_single_actions_give_the_same_plans(policy):

@@ -56,7 +56,6 @@ def expected(llm):
     return answers(llm)
 
 
-@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",

@@ -31,8 +31,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".pytest_cache" / "suite.json"
-PARALLEL = ("-n", "4", "--dist", "loadfile")
-"""pytest runs four processes on two cores, because many tests wait for processes that they
+PARALLEL = ("-n", "3", "--dist", "loadfile")
+"""pytest runs three processes on two cores, because many tests wait for processes that they
 start."""
 PARTS = {"--clock=without": PARALLEL, "--clock=only": ()}
 """Maps the option that selects a part of the tests to the options with which it runs."""
@@ -63,12 +63,20 @@ def run_tests(
     outcomes: Outcomes = {}
     codes = []
     for part, parallel in PARTS.items():
-        chosen = tests or (() if parallel else files_with_clock_tests())
+        chosen = list(tests) if parallel else _clock_part(tests)
+        if not (parallel or chosen):
+            continue
         actual, code = _run(part, *parallel, *options, *chosen, shown=shown, repeats=repeats)
         codes.append(code)
         for test, seen in actual.items():
             outcomes.setdefault(test, set()).update(seen)
     return outcomes, max(codes, key=abs)
+
+
+def _clock_part(tests: Sequence[str]) -> list[str]:
+    """Return those of `tests`, or of all files, whose files use the mark `clock`."""
+    files = files_with_clock_tests()
+    return [test for test in tests if test.partition("::")[0] in files] if tests else files
 
 
 def files_with_clock_tests() -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import wiring_trial
 from prove import misplaced_faults
 from table import ROOT, STATUSES, read_features
 from wiring_trial import WiringFault, read_faults
@@ -56,6 +57,20 @@ def test_faults_that_do_not_fit_the_table_or_the_code_are_reported() -> None:
     row, line = misplaced_faults(features, [elsewhere])
     assert row == "X1: the row does not link a.py::two[3]"
     assert "'a' occurs 0 times in nothing.py" in line
+
+
+def test_a_copy_of_the_repository_has_its_byte_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, tree = tmp_path / "root", tmp_path / "tree"
+    monkeypatch.setattr(wiring_trial, "ROOT", root)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "compiled"))
+    compiled = [wiring_trial.bytecode_folder(folder) / "a.pyc" for folder in (root, tree)]
+    for file in (root / "a.py", compiled[0]):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"")
+    wiring_trial.copy_tree(tree)
+    assert (tree / "a.py").samefile(root / "a.py") and compiled[1].samefile(compiled[0])
 
 
 TRIALS = """

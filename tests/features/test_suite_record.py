@@ -78,18 +78,9 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)]
 def test_one_quick_case(number):
     pass
 """
-COSTLY = "import pytest\n" + "\n".join(
-    f"@pytest.mark.costly\ndef test_{number}(): pass" for number in range(16)
+COSTLY = "import pytest\npytestmark = pytest.mark.costly\n" + "\n".join(
+    f"def test_{number}(): pass" for number in range(8)
 )
-COSTLY_FILE = """
-import pytest
-pytestmark = pytest.mark.costly
-
-def test_one(): pass
-
-@pytest.mark.costly
-def test_two(): pass
-"""
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = ["-m", "not slow and not soak"]
@@ -116,7 +107,6 @@ def commit(tree: Path) -> None:
     subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
 
 
-@pytest.mark.costly
 def test_every_change_of_a_file_changes_the_digest_of_the_tree(tree: Path) -> None:
     assert suite.tree_state() == ""  # the repository has no commit yet
     commit(tree)
@@ -217,6 +207,29 @@ def test_tests_that_must_fail_are_not_repeated(tree: Path, monkeypatch: pytest.M
     assert (outcomes, code) == ({"test_it.py::test_unstable": {"failed"}}, suite.FAILED)
 
 
+def test_only_files_with_clock_tests_run_in_the_second_part(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(part: str, *arguments: str, shown: bool, repeats: bool) -> tuple[suite.Outcomes, int]:
+        calls.append((part, [item for item in arguments if "::" in item]))
+        return {}, 0
+
+    calls: list[tuple[str, list[str]]] = []
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "part").mkdir()
+    (tree / "part" / "test_a.py").write_text(TESTS)
+    (tree / "part" / "test_b.py").write_text(COSTLY)
+    monkeypatch.setattr(suite, "_run", run)
+    both = ["part/test_a.py::test_alone", "part/test_b.py::test_1"]
+    suite.run_tests(both)
+    suite.run_tests(both[1:])
+    assert calls == [
+        ("--clock=without", both),
+        ("--clock=only", both[:1]),
+        ("--clock=without", both[1:]),
+    ]
+
+
 def test_a_run_during_which_a_file_changes_is_not_recorded(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,27 +259,39 @@ def test_a_feature_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
     ]
 
 
-def test_a_test_of_a_feature_is_run_if_the_commit_selected_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_feature_needs_a_test_that_ran_at_this_commit() -> None:
     row = "| X1 | thing | works | `a.py::one` `a.py::two` | direct |"
-    runs: list[list[str]] = []
-    outcome = {"passed"}
-
-    def run(tests: list[str]) -> tuple[suite.Outcomes, int]:
-        runs.append(tests)
-        return {test: outcome for test in tests}, 0
-
-    monkeypatch.setattr(prove, "run_tests", run)
     known = {"a.py::one": {"passed"}, "a.py::two": {suite.NOT_SELECTED}}
-    assert unproven(read_features(row), known) == [] and runs == []
+    assert unproven(read_features(row), known) == []
     known["a.py::one"] = {suite.NOT_SELECTED}
-    assert unproven(read_features(row), known) == [] and runs == [["a.py::one"]]
-    outcome = {"failed"}
     assert unproven(read_features(row), known) == [
-        "X1: a.py::one: failed",
+        "X1: a.py::one: not selected",
         "X1: a.py::two: not selected",
     ]
+
+
+def test_a_test_must_fail_with_a_fake_or_not_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("one", "two", "three", "four")
+    tests = " ".join(f"`a.py::{name}`" for name in names)
+    outcomes = {
+        "a.py::one": {"failed", "passed"},
+        "a.py::two": {"passed"},
+        "a.py::three": {suite.NOT_SELECTED},
+    }
+    options: list[tuple[str, ...]] = []
+
+    def run(chosen: list[str], *given: str) -> tuple[suite.Outcomes, int]:
+        options.append(given)
+        assert len(chosen) == len(names)
+        return outcomes, 1
+
+    monkeypatch.setattr(prove, "run_tests", run)
+    features = read_features(f"| X1 | thing | works | {tests} | worker |")
+    assert prove.passing_with_fakes(features, suite.SOME_COSTLY) == [
+        f"X1: a.py::{name} passes with the fake of worker instead of the implementation"
+        for name in ("two", "four")
+    ]
+    assert options == [("--with-fake=worker", suite.SOME_COSTLY)]
 
 
 def outputs_at_four_commits(tree: Path, tests: str, *options: str) -> list[list[str]]:
@@ -288,24 +313,15 @@ def outputs_at_four_commits(tree: Path, tests: str, *options: str) -> list[list[
 def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
     outputs = outputs_at_four_commits(tree, COSTLY, "-v", "--some-costly")
     chosen = [{line.split()[0] for line in lines if "PASSED" in line} for lines in outputs]
-    assert all("not selected at this commit: 14 costly tests (14 cases)" in it for it in outputs)
+    assert all("not selected at this commit: 6 costly tests (6 cases)" in it for it in outputs)
     assert [len(item) for item in chosen] == [2] * 4
     assert len(set.union(*chosen)) > 2
 
 
 @pytest.mark.costly
-def test_the_tests_of_a_costly_file_are_selected_together(tree: Path) -> None:
-    for number in range(9):
-        (tree / f"test_{number}.py").write_text(COSTLY_FILE)
-    for lines in outputs_at_four_commits(tree, COSTLY_FILE, "-v", "--some-costly"):
-        chosen = [line.partition("::")[0] for line in lines if "PASSED" in line]
-        assert len(chosen) == 4 and len(set(chosen)) == 2
-
-
-@pytest.mark.costly
 def test_without_the_option_all_costly_tests_run(tree: Path) -> None:
     for lines in outputs_at_four_commits(tree, COSTLY, "-v"):
-        assert sum("PASSED" in line for line in lines) == 16
+        assert sum("PASSED" in line for line in lines) == 8
 
 
 def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
@@ -327,6 +343,13 @@ def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Pat
     assert all("test_it.py::test_one_quick_case[0]" in lines for lines in outputs)
     assert [len(item) for item in chosen] == [3] * 4
     assert len(set.union(*chosen)) > 3
+
+
+@pytest.mark.costly
+def test_the_slow_cases_of_a_sampled_test_are_sampled_separately(tree: Path) -> None:
+    options = ("-q", "--collect-only", "-m", "slow and not soak")
+    for lines in outputs_at_four_commits(tree, SAMPLED, *options):
+        assert sum("::test_one_quick_case[" in line for line in lines) == 1
 
 
 def test_the_commit_hash_selects_the_faults_that_are_tried() -> None:

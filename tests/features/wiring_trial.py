@@ -16,7 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,10 +85,11 @@ def try_faults(faults: Iterable[WiringFault]) -> Iterator[tuple[WiringFault, str
     end.
     """
     import_libraries()
-    with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder, ExitStack() as cleanup:
         free = [Path(folder) / f"tree{number}" for number in range(MAX_TRIALS)]
         for tree in free:
-            _copy_tree(tree)
+            cleanup.callback(shutil.rmtree, bytecode_folder(tree), ignore_errors=True)
+            copy_tree(tree)
         running: dict[int, tuple[WiringFault, Path, float]] = {}
         waiting = list(faults)[::-1]
         while waiting or running:
@@ -118,9 +119,29 @@ def source_folders(tree: Path) -> list[str]:
     return sorted({str(path) for pattern in patterns for path in tree.glob(pattern)})
 
 
-def _copy_tree(tree: Path) -> None:
+def copy_tree(tree: Path) -> None:
     """Copy the repository with its byte code. The files are hard links until they are changed."""
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=_link)
+    ignored = shutil.ignore_patterns(*_SKIPPED)
+    shutil.copytree(ROOT, tree, ignore=ignored, copy_function=_link)
+    compiled = bytecode_folder(ROOT)
+    if compiled.is_dir():
+        shutil.copytree(
+            compiled, bytecode_folder(tree), ignore=ignored, copy_function=_link_if_present
+        )
+
+
+def bytecode_folder(folder: Path) -> Path:
+    """Return the directory of the byte code of `folder` below PYTHONPYCACHEPREFIX.
+
+    Without this variable, the directory does not exist: the byte code is next to the sources.
+    """
+    return Path(sys.pycache_prefix or "/nowhere", *folder.parts[1:])
+
+
+def _link_if_present(source: str, target: str) -> None:
+    """Link a file unless another process has just replaced it."""
+    with suppress(FileNotFoundError):
+        _link(source, target)
 
 
 def _link(source: str, target: str) -> None:

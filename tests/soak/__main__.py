@@ -81,6 +81,13 @@ def make_sections() -> list[Section]:
     )
     sections.append(
         Section(
+            name="features with fakes",
+            command=(python, "tests/features/prove.py", "--fakes"),
+            limit_s=900,
+        )
+    )
+    sections.append(
+        Section(
             name="random programs",
             command=(python, "-m", "soak.random_programs"),
             limit_s=3000,

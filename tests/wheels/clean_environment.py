@@ -6,6 +6,7 @@ links into the environment that runs the tests.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -74,6 +75,18 @@ def _link(first: Distribution, site_packages: Path) -> None:
         source, link = Path(str(first.locate_file(top))), site_packages / top
         if source.exists() and not link.exists():
             link.symlink_to(source)
+            _link_bytecode(source, link)
+
+
+def _link_bytecode(source: Path, link: Path) -> None:
+    """With PYTHONPYCACHEPREFIX, Python finds the compiled modules of `source` below `link`."""
+    if sys.pycache_prefix is None or not source.is_dir():
+        return
+    compiled, alias = (Path(sys.pycache_prefix, *path.parts[1:]) for path in (source, link))
+    compiled.mkdir(parents=True, exist_ok=True)
+    alias.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.lexists(alias):
+        alias.symlink_to(compiled)
 
 
 def _link_programs(first: Distribution, folder: Path) -> None:

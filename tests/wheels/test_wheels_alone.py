@@ -4,11 +4,14 @@ An environment holds one member, its declared dependencies, the devkit and the t
 """
 
 import re
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from pathlib import Path
 
+import pluggy
 import pytest
 from features.suite import commit
 from wheels.clean_environment import make_environment, run
@@ -141,6 +144,17 @@ def test_the_environment_of_a_member_has_only_declared_packages(wheels, tmp_path
         "'dovetail_cpu', 'pydantic'); print(json.dumps([n for n in names if u.find_spec(n)]))"
     )
     assert run(python, "-c", program, cwd=tmp_path).strip() == '["pydantic"]'
+
+
+def test_environments_share_the_bytecode_of_linked_packages(wheels, tmp_path, monkeypatch):
+    prefix = tmp_path / "bytecode"
+    monkeypatch.setattr(sys, "pycache_prefix", str(prefix))
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(prefix))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    python = make_environment(tmp_path / "environment", [wheels["dovetail-core"]])
+    run(python, "-c", "import pluggy", cwd=tmp_path)
+    source = Path(pluggy.__file__).parent
+    assert [*prefix.joinpath(*source.parts[1:]).glob("__init__.*.pyc")]
 
 
 def test_the_wheel_of_every_member_is_tested():

@@ -59,7 +59,6 @@ def start(model, worker_cls, options):
     ).shutdown()
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("worker_cls", ["cpu", Plain, WorkerWithMoreOptions])
 @pytest.mark.parametrize(
     ("options", "report"),

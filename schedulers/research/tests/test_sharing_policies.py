@@ -250,7 +250,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.costly
 def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 

@@ -40,8 +40,7 @@ class PluginRegistry:
     """Finds, resolves, describes and loads plugins, under the user's policy.
 
     Installed distributions are scanned once, when they are first needed. Loaded classes are cached
-    by reference. A failed load is not cached; the next call tries again. platform: the platform of
-    the engine, or None before `bind_platform`.
+    by reference. A failed load is not cached; the next call tries again.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class PluginRegistry:
         self._admission = Admission(clock=self._clock, adapters=adapters, options=self._options)
         self._loaded: dict[tuple[str, str | type], Plugin] = {}
         self._failures: dict[str, str] = {}
-        self.platform: Platform | None = None
+        self._platform = ""
         self._warned: set[str] = set()
         self._chosen: set[tuple[str, str]] = set()
         self._outside_platform = True
@@ -294,7 +293,7 @@ class PluginRegistry:
         """
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
-        self.platform = platform
+        self._platform = platform.info.name
         self.note_choice("platform", type(platform))
         self._outside_platform = not first_party_owner(type(platform).__module__)
         own = provided_capabilities(platform)
@@ -331,8 +330,7 @@ class PluginRegistry:
     def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
         """Raise PluginError if a platform is bound and does not meet the needs of the plugin."""
         if self._provided is not None:
-            name = "" if self.platform is None else self.platform.info.name
-            check_needed(str(about), needs, self._provided, name)
+            check_needed(str(about), needs, self._provided, self._platform)
 
     def _kinds_with_options(self, name: str) -> list[str]:
         """Return the kinds of the plugins called `name` that declare an options model."""
