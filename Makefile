@@ -61,7 +61,7 @@ lab: $(STAMP)  ## compare four scheduling policies in the simulator; ends with a
 test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py
 
-# `make test` starts three processes at the same time, and each would compile all test files.
+# `make test` starts four processes at the same time, and each would compile all test files.
 collect: $(STAMP)  ## import every test file, which compiles it for later runs
 	@$(BIN)/python -m pytest -q --collect-only | tail -n 1
 

@@ -19,8 +19,8 @@ import pytest
 NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
 NEVER_SAMPLED = ("soak", "gpu")
-COSTLY_SHARE = 4
-"""`make test` runs one in this number of the tests with the mark `costly`."""
+COSTLY_SHARE = 8
+"""`make test` runs one in this number of the tests and files with the mark `costly`."""
 NOT_SELECTED = "the commit does not select this costly test"
 _deselected: list[str] = []
 
@@ -114,16 +114,28 @@ def _sample(items: list[pytest.Item]) -> None:
 
 
 def _skip_costly(items: list[pytest.Item]) -> None:
-    """Skip all cases of the costly tests that a hash of the commit does not select."""
+    """Skip all cases of the costly tests that a hash of the commit does not select.
+
+    The tests of a file are selected together if the file has the mark, because they share costly
+    fixtures.
+    """
     costly: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("costly"):
-            costly[item.nodeid.partition("[")[0]].append(item)
+            costly[_unit_of(item)].append(item)
     commit = _commit() if costly else b""
     names = sorted(costly, key=lambda name: sha256(commit + name.encode()).digest())
     for name in names[-(-len(names) // COSTLY_SHARE) :]:
         for item in costly[name]:
             item.add_marker(pytest.mark.skip(reason=NOT_SELECTED))
+
+
+def _unit_of(item: pytest.Item) -> str:
+    """Return the name of what a hash of the commit selects: the file of a test, or the test."""
+    file = item.getparent(pytest.Module)
+    if file is not None and any(mark.name == "costly" for mark in file.own_markers):
+        return file.nodeid
+    return item.nodeid.partition("[")[0]
 
 
 def _commit() -> bytes:

@@ -45,6 +45,7 @@ def test_attention_head_counts_are_read_with_their_defaults():
     assert latent.mla and not info.mla
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "fields"),
     [

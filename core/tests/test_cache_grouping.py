@@ -137,6 +137,7 @@ ATTENTION = st.builds(
 STATES = st.builds(state, st.integers(10_000, 4 * MIB), st.booleans())
 
 
+@pytest.mark.costly
 @settings(max_examples=20, deadline=None)
 @given(
     kinds=st.lists(

@@ -34,6 +34,7 @@ def test_the_cache_kind_of_a_layer_follows_from_its_cache_spec(spec, kind):
     assert kind_of(spec) == kind
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("num_tokens", range(20))
 def test_a_sliding_window_needs_only_the_blocks_of_its_positions(window, num_tokens):
@@ -41,6 +42,7 @@ def test_a_sliding_window_needs_only_the_blocks_of_its_positions(window, num_tok
     assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("chunk", [4, 8, 12, 6])
 @pytest.mark.parametrize("num_tokens", range(30))
 def test_chunked_attention_needs_only_the_blocks_of_the_current_chunk(chunk, num_tokens):

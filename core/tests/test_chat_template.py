@@ -136,6 +136,7 @@ def test_the_date_is_read_from_the_given_clock():
     assert render("{{ strftime_now('%d %b %Y') }}") == "03 Feb 2026"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -86,6 +86,7 @@ NAMES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme", "policy:f*@Acme"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_denied_class_is_rejected_under_every_name(site, name, rule):

@@ -194,6 +194,7 @@ def test_the_text_does_not_depend_on_the_number_of_tokens_per_step(name, data, s
         assert alone == beyond(tokenizer, prompt, output, skip)
 
 
+@pytest.mark.costly
 @each_spelling
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
@@ -348,6 +349,7 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
     return "".join(item.text for item in collected), token_ids, logprobs, end
 
 
+@pytest.mark.costly
 @each_tokenizer
 def test_every_output_kind_gives_the_same_text_for_any_number_of_tokens_per_step(name):
     tokenizer, random = TOKENIZERS[name], Random(name)

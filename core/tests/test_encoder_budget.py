@@ -150,6 +150,7 @@ def test_a_policy_receives_the_reason_for_a_denied_action():
     assert results[1].denied is Denied.ENCODER
 
 
+@pytest.mark.costly
 def test_random_scheduler_calls_with_encoder_inputs_follow_the_contract():
     num_encoded = num_freed = 0
     for seed in range(20):

@@ -23,6 +23,7 @@ def points_in(path):
             yield ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
 
 
+@pytest.mark.costly
 def test_the_list_of_fault_points_equals_the_fault_points_in_the_code():
     used = [point for path in CORE.rglob("*.py") for point in points_in(path) if point]
     used += [f"start.{name}" for name in PHASES]

@@ -57,6 +57,7 @@ def test_objects_created_during_a_pause_move_to_the_oldest_generation() -> None:
     assert any(found is created for found in gc.get_objects(2))
 
 
+@pytest.mark.costly
 def test_a_pause_does_not_unfreeze_frozen_objects() -> None:
     gc.freeze()
     count = gc.get_freeze_count()
@@ -78,6 +79,7 @@ def test_a_pause_with_few_new_objects_does_not_visit_all_objects(
     assert created
 
 
+@pytest.mark.costly
 def test_cyclic_garbage_created_during_a_pause_is_collected_later() -> None:
     class Node:
         alive = 0

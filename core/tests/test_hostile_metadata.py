@@ -72,6 +72,7 @@ def check_others_are_unharmed():
     return registry
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "damage",
@@ -85,6 +86,7 @@ def test_entry_points_that_cannot_be_read_are_skipped(site, damage):
     assert all(candidate.name != "mine" for candidate in registry.candidates("policy"))
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "damage",
@@ -153,6 +155,7 @@ def test_an_entry_point_without_a_class_is_skipped(site, line):
     assert registry.load("policy", "mine").__name__ == "Mine"
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "damage",

@@ -162,6 +162,7 @@ def test_a_hostile_tokenizer_is_rejected_without_ending_the_process(tmp_path, ca
     assert rss_kib() - before < 100 << 10
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "parts",
     [
@@ -313,6 +314,7 @@ def test_a_tokenizer_with_a_huge_vocabulary_is_checked_without_listing_its_ids()
         check_tokenizer(Sparse(), 2**62 - 2)
 
 
+@pytest.mark.costly
 def test_checks_of_large_files_are_recorded_in_a_private_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizer_trial, "REMEMBERED_BYTES", 10)

@@ -105,6 +105,7 @@ def test_a_cache_too_small_for_the_longest_request_is_rejected(tmp_path):
         start(tmp_path, specs, kv_cache_memory_bytes=memory)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
 @pytest.mark.parametrize("mix", MIXES)
 def test_tokens_are_correct_with_shared_prefixes_in_a_small_cache(tmp_path, mix, ahead):

@@ -205,6 +205,7 @@ def test_several_completions_are_returned_in_one_output(engine):
     assert {completion.text for completion in last.outputs} == {PIECE[:4]}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("prompt", "params", "parameter"),
     [

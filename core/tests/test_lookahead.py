@@ -261,6 +261,7 @@ def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
     assert num_empty <= 2 * depth and (depth > 2 or num_steps < num_plain_steps)
 
 
+@pytest.mark.costly
 def test_tokens_are_the_same_with_and_without_drafts():
     """`SchedulerDriver` compares the tokens of each request with a run of that request alone."""
     num_verified = 0

@@ -74,6 +74,7 @@ def test_fields_of_other_architectures_are_accepted():
     check_model_fields({"text_config": {"hidden_size": 32}, "num_experts": 0})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_the_error_for_an_invalid_config_value_names_the_field(name, value):
     for config, index in (({name: value}, name), ({"text_config": {name: value}}, name)):

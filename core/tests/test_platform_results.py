@@ -81,6 +81,7 @@ WRONG = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", WRONG)
 def test_an_invalid_return_value_is_reported_as_an_error_of_the_platform(case, start):
     platform_cls, error, message = WRONG[case]

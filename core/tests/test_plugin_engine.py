@@ -104,6 +104,7 @@ def entry(kind, name, **more):
 # --- user options ------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", FIELDS)
 def test_plugin_options_are_passed_to_the_plugin(plugin_site, start, kind):
     entries = {kind: {"mine": f".parts:My{kind.capitalize()}"}}

@@ -91,6 +91,7 @@ def play(driver, alone, depth):
     return plans
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("cls", "hook"), CASES)
 def test_no_request_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook, depth):

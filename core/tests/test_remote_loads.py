@@ -149,6 +149,7 @@ def test_a_request_with_loaded_blocks_is_admitted_before_other_waiting_requests(
     driver.drain()
 
 
+@pytest.mark.costly
 def test_random_scheduler_calls_with_a_failing_connector_follow_the_contract():
     counted = Counter()
     for seed in range(20):

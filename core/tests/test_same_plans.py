@@ -74,6 +74,7 @@ def program(driver, rng, depth):
     return seen, driver.tokens, driver.stats.num_preemptions
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2])
@@ -97,6 +98,7 @@ def test_decode_batches_and_single_decodes_give_the_same_plans(drive, policy, de
     assert preemptions > 0
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_inlined_default_plan_and_single_actions_give_the_same_plans(policy):

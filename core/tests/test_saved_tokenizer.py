@@ -41,6 +41,7 @@ def save(tokenizer, folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("bos", [None, False, True])
 @pytest.mark.parametrize("eos", [None, True])
 def test_a_saved_tokenizer_adds_the_same_special_tokens(tmp_path, bos, eos):

@@ -147,6 +147,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("out", [False, True], ids=["settled", "a plan is out"])
 @pytest.mark.parametrize("where", WAYS, ids=lambda where: where.name)

@@ -107,6 +107,7 @@ def pool():
     created.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
 def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_works(attacks):
     """The peak memory of this process must not grow. A valid chat must be rendered correctly."""
@@ -143,6 +144,7 @@ def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_wo
     assert len(gaps) > 10
 
 
+@pytest.mark.costly
 def test_simultaneous_malicious_templates_do_not_delay_a_valid_chat(pool):
     """Three template processes reach their deadline while a fourth renders a valid chat."""
 
@@ -318,6 +320,7 @@ def test_a_template_process_that_cannot_start_raises_a_typed_error(monkeypatch):
     assert not pool._children
 
 
+@pytest.mark.costly
 def test_the_limits_of_the_template_process_are_tokenizer_options(tmp_path):
     write_fake_config(tmp_path, vocab_size=300)
     Core(models.WordLevel({"<s>": 0}, unk_token="<s>")).save(str(tmp_path / "tokenizer.json"))

@@ -62,6 +62,7 @@ def make_v2(**changes: object) -> nn.Module:
     return make_model(DeepseekV2ForCausalLM, OneRank(), "meta", **changes)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -185,6 +185,7 @@ def one_thread() -> object:
     torch.set_num_threads(before)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
@@ -240,6 +241,7 @@ def test_bfloat16_logits_are_close_to_float32_logits(tmp_path: Path) -> None:
     assert cosine.min() > 0.99
 
 
+@pytest.mark.costly
 @torch.inference_mode()
 def test_the_model_compiles_to_a_single_graph(tmp_path: Path) -> None:
     save_reference(QWEN3, {"head_dim": 20}, tmp_path)

@@ -37,6 +37,7 @@ def device_names_in(source: str) -> list[tuple[int, str]]:
     return sorted(collected)
 
 
+@pytest.mark.costly
 def test_the_torch_layer_contains_no_device_name():
     actual = [
         f"{relative(path)}:{line}: {what}"

@@ -44,6 +44,7 @@ def imports():
     return [json.loads(done.stdout) for done in runs]
 
 
+@pytest.mark.costly
 def test_import_linter_finds_no_broken_contract():
     program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
     done = run("-c", program)
@@ -75,6 +76,7 @@ def test_an_import_from_a_higher_layer_is_reported(tmp_path):
     assert "dovetail.kv_cache is not allowed to import dovetail.engine" in done.stdout
 
 
+@pytest.mark.costly
 def test_importing_the_public_names_loads_no_heavy_module(imports):
     loaded = imports[0][2]
     assert not loaded, f"`from dovetail import LLM, SamplingParams` loads {loaded}: import lazily"

@@ -137,6 +137,7 @@ def test_the_results_page_is_written_from_stored_results(tmp_path):
     assert text.index("processor: a") < text.index("### int8") < text.index("processor: b")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -153,6 +154,7 @@ def test_the_error_for_an_invalid_option_names_it(arguments, word):
     assert word in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.costly
 def test_without_vllm_the_comparison_explains_how_to_install_it():
     env = {name: value for name, value in os.environ.items() if name != "DOVETAIL_VLLM_PYTHON"}
     done = run("vs_vllm_scheduler.py", env=env)

@@ -25,6 +25,7 @@ def program():
     del sys.modules[spec.name]
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_gpu_attention_benchmark_reports_a_missing_gpu():
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True)

@@ -86,6 +86,7 @@ def test_logits_that_are_not_finite_are_an_error():
         recorder.add(np.full((1, 8), np.nan, np.float32))
 
 
+@pytest.mark.costly
 def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)

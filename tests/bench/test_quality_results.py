@@ -77,6 +77,7 @@ def chosen(*names):
     return [FORMATS[name] for name in names]
 
 
+@pytest.mark.costly
 def test_the_results_file_is_strict_json_and_unknown_divergences_are_null(tmp_path):
     rows = [reference("float32", {}), reference("bf16", {"float32": 0.001})]
     results.write(result(*results.complete(rows)), tmp_path)
@@ -96,6 +97,7 @@ def test_the_results_file_is_strict_json_and_unknown_divergences_are_null(tmp_pa
     assert (tmp_path / "quality.json").read_text() == text
 
 
+@pytest.mark.costly
 def test_results_are_written_after_each_format(jobs, tmp_path):
     measure_weights(new_run(tmp_path), OFF_GRID, chosen("float32", "bf16", "int8"))
     assert jobs == ["float32", "bf16", "int8"]
@@ -104,6 +106,7 @@ def test_results_are_written_after_each_format(jobs, tmp_path):
     assert rows[2]["texts"]["prose"]["kl"] == {"float32": 0.125, "bf16": 0.125}
 
 
+@pytest.mark.costly
 def test_a_run_is_continued_with_the_missing_formats_and_new_references(jobs, tmp_path):
     formats = chosen("float32", "bf16", "int8", "int4")
     kept = [row("float32"), row("bf16"), row("int8", kl=0.5)]
@@ -118,6 +121,7 @@ def test_a_run_is_continued_with_the_missing_formats_and_new_references(jobs, tm
     assert jobs == []
 
 
+@pytest.mark.costly
 def test_a_format_with_a_different_definition_is_measured_again(jobs, tmp_path):
     changed = row("int8")
     changed["definition"]["options"] = {"dtype": "float16"}
@@ -126,6 +130,7 @@ def test_a_format_with_a_different_definition_is_measured_again(jobs, tmp_path):
     assert "int8" in jobs
 
 
+@pytest.mark.costly
 def test_a_format_that_fails_is_reported_and_the_next_formats_are_measured(jobs, tmp_path):
     names = ("float32", "bf16", "llama.cpp Q4_0", "torch dynamic int8", "KV cache int8")
     going = new_run(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from browser.chromium import PROGRAM, browser
 
 pytest.importorskip("dovetail_server.server")
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.costly, pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")]
 
 HOSTILE = """\
 <script>window.hacked = 1</script> <img src=x onerror="window.hacked = 1">
@@ -254,7 +254,6 @@ def articles(page):
     return page.run("document.querySelectorAll('article').length")
 
 
-@pytest.mark.costly
 def test_a_rejected_message_is_moved_from_the_conversation_back_to_the_input(page):
     ask(page)
     answer(page)
@@ -379,7 +378,6 @@ def test_a_narrow_window_has_no_horizontal_scroll_bar(page, dark):
     assert (back == "rgb(255, 255, 255)") is not dark
 
 
-@pytest.mark.costly
 def test_the_page_shows_an_error_when_the_server_has_exited(shared):
     other = Server("--api-key", "secret-key")
     try:

@@ -178,6 +178,7 @@ def run(backend):
             case.run()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_backend_that_declares_an_unsupported_feature_is_detected(name):
     backend, rule = MUTANTS[name]
@@ -217,5 +218,6 @@ def test_a_declared_feature_without_a_test_case_is_reported():
         cases["the feature cascade"].run()
 
 
+@pytest.mark.costly
 def test_a_correct_backend_with_few_features_passes():
     check_attention(backend_with_capabilities(), CPU)

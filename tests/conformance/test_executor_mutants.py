@@ -270,6 +270,7 @@ def test_a_faulty_executor_is_detected(mutant):
         check_executor(mutant)
 
 
+@pytest.mark.costly
 def test_an_executor_that_reads_only_the_transfers_of_rank_0_is_detected(monkeypatch):
     """Simulates an executor that returns rank 0's result unchanged."""
     monkeypatch.setattr(responses, "aggregate_outputs", lambda outputs: outputs[0])

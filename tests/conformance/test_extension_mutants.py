@@ -360,6 +360,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
 def test_a_faulty_extension_is_detected(kind, mutant, law):
     on_device = ("logits_processor", "step_extension")

@@ -28,6 +28,7 @@ def installed(*, for_devices):
 INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(24)  # `make soak` and `make wheels` run more of them
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):

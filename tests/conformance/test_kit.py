@@ -129,6 +129,7 @@ def test_torch_plugins_pass_the_conformance_kit_and_the_k_option_selects_cases(k
     assert "worker:cpu@dovetail-cpu::chunks do not change the tokens PASSED" in output
 
 
+@pytest.mark.costly
 def test_each_fault_of_a_faulty_plugin_fails_its_check(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"two calls of rank for \w+ return \d+ and \d+",

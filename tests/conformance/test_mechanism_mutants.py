@@ -65,6 +65,7 @@ def test_the_suite_detects_a_faulty_prefix_cache(mistake, monkeypatch):
         check_prefixes(Scheduler)
 
 
+@pytest.mark.costly
 def test_a_scheduler_without_prefix_caching_must_not_declare_it():
     check_scheduler(FakeScheduler, num_programs=0)
     with pytest.raises(AssertionError):
@@ -194,6 +195,7 @@ MECHANISMS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("mechanism", "policy"), MECHANISMS)
 def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, monkeypatch):
     for module in (policy_suite, policy_programs):

@@ -267,6 +267,7 @@ def test_a_faulty_policy_is_detected(mutant):
     expect_rule_first(actual.value)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, SeededOrder])
 def test_a_correct_policy_passes(policy):

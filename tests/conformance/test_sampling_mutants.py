@@ -218,6 +218,7 @@ def test_a_faulty_sampler_is_detected(sampler, rule, context):
         check_with(sampler, context)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("field", SAMPLING_CAPABILITIES)
 def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
     check_with(

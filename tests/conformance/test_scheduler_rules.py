@@ -155,6 +155,7 @@ def test_a_policy_that_starves_the_oldest_request_is_detected(policy):
         check_scheduler(Scheduler, policy=policy)
 
 
+@pytest.mark.costly
 def test_the_policy_suite_detects_starvation():
     with pytest.raises(
         AssertionError, match="requests starve when there are not enough batch slots"

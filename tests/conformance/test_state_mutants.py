@@ -165,6 +165,7 @@ class SavesTheStateBeforeTheLastToken(FakeOps):
         return out_TC
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -190,6 +191,7 @@ def test_a_faulty_recurrent_operation_is_detected(mutant):
         run_all(cases_of(mutant, "float32"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ops_cls", [FakeOps, TorchOps])
 def test_correct_recurrent_operations_pass(ops_cls, dtype):

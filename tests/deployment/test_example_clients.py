@@ -44,6 +44,7 @@ def test_a_client_streams_a_response(client, url):
     assert done.stdout == "27 + 58 = 85.\n[12 tokens]\n"
 
 
+@pytest.mark.costly
 def test_a_client_reports_a_rejected_key(client, url):
     done = client(url, "wrong")
     assert done.returncode == 1

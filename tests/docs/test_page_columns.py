@@ -27,6 +27,7 @@ def wide_lines(text: str, *, skip_code: bool = False) -> list[int]:
     return collected
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", pages())
 def test_lines_of_documents_have_at_most_120_columns(name):
     text = (ROOT / name).read_text("utf-8")

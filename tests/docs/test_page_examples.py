@@ -89,6 +89,7 @@ def engines(monkeypatch):
         llm.shutdown()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key", RUN, ids=lambda key: f"{key[0]}-{key[1]}")
 def test_an_example_of_a_page_runs(key, engines, capsys):

@@ -28,14 +28,14 @@ def test_the_link_check_finds_all_forms_of_links():
 def test_the_numbers_on_the_cpu_page_match_the_code():
     options = pytest.importorskip("dovetail_cpu.options")
     native_library = pytest.importorskip("dovetail_cpu.native_library")
-    worker = pytest.importorskip("dovetail_cpu.worker")
+    folder = pytest.importorskip("dovetail_cpu.packed_cache.folder")
     kernels = pytest.importorskip("dovetail_cpu_kernels.library")
     replay = pytest.importorskip("dovetail_cpu.replay")
     text = (ROOT / "docs" / "cpu.md").read_text("utf-8")
     defaults = options.CPUWorkerOptions()
     stated = [
         native_library.LEVEL_VARIABLE,
-        worker.CACHE_VARIABLE,
+        folder.CACHE_VARIABLE,
         f"{defaults.packed_cache_gib:.0f} GiB (`packed_cache_gib`)",
         f"Models below {defaults.packed_cache_min_mib} MiB",
         f"groups of {options.Int4Options().group_size}",

@@ -28,6 +28,7 @@ def test_sizes_and_imports_of_packages_are_measured(tmp_path):
     assert CORE.is_dir()
 
 
+@pytest.mark.costly
 def test_the_picture_of_the_packages_is_up_to_date():
     drawn = json.loads((FOLDER / "packages_after.json").read_text("utf-8"))
     present = measure_packages()

@@ -41,6 +41,7 @@ def declarations(first):
     return tomllib.loads(project)["project"]["entry-points"], manifests[0] if manifests else None
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("first", PAGES)
 def test_the_plugin_of_a_page_loads_and_passes_its_tests(first, install, tmp_path):
@@ -81,6 +82,7 @@ def test_the_scheduler_page_and_the_template_use_the_prefix_cache_in_the_same_wa
     assert calls - {"KVCacheManager"} <= set(vars(KVCacheManager))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
 def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
     """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the kit's arguments."""

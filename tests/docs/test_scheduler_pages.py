@@ -17,6 +17,7 @@ OWN = PAGES / "write_your_own.md"
 ADVICE = "run `python tests/docs/record_schedulers.py`"
 
 
+@pytest.mark.costly
 def test_the_table_of_schedulers_is_up_to_date():
     info = read_facts()
     assert recorded(TABLE.read_text("utf-8"), "policies") == render_table(info), ADVICE

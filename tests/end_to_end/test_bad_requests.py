@@ -144,12 +144,14 @@ def check_engine(engine, expected, prompt, params, parameter):
     assert outputs[-1].outputs[0].token_ids == expected
 
 
+@pytest.mark.costly
 @named(BAD_PROMPTS)
 def test_invalid_prompts_are_rejected(llm, engine, expected, bad):
     check_llm(llm, expected, bad, greedy(), "prompt")
     check_engine(engine, expected, bad, greedy(), "prompt")
 
 
+@pytest.mark.costly
 @named(BAD_FOR_THIS_MODEL)
 def test_parameters_that_the_model_does_not_support_are_rejected(llm, engine, expected, bad):
     parameter, changes = bad
@@ -166,6 +168,7 @@ def test_invalid_parameters_cannot_be_created(bad):
     assert len(str(rejection.value)) < 300
 
 
+@pytest.mark.costly
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
 def test_forged_parameters_are_rejected_by_the_engine(engine, llm, expected, bad):
     """A front end may create parameters without checks, or change them afterwards."""

@@ -82,18 +82,21 @@ def test_the_error_for_an_unknown_plugin_suggests_a_similar_name(model_dir, opti
     assert f"Did you mean {right!r}?" in message and "Installed: " in message
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("field", PLACES)
 def test_the_error_for_a_missing_module_names_it(model_dir, options, field):
     message = reject(PluginNotFoundError, model_dir, options, **{field: "no_such_module:Thing"})
     assert "no_such_module" in message
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("field", PLACES)
 def test_a_plugin_class_of_another_kind_is_rejected(model_dir, options, field):
     message = reject(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
     assert "OrderedDict" in message and "contract" in message
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("field", PLACES)
 def test_the_error_for_a_module_that_fails_at_import_gives_the_reason(
     model_dir, options, field, tmp_path, monkeypatch

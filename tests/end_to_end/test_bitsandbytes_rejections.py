@@ -122,6 +122,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_configuration_that_contradicts_the_tensors_is_rejected(name, tmp_path):
     fields, match = CONFIGS[name]

@@ -45,6 +45,7 @@ def check(message):
         assert arguments.keys() == {"a", "b"} and type(arguments["b"]) is bool
 
 
+@pytest.mark.costly
 def test_a_required_tool_call_is_valid(llm):
     sampled = SamplingParams(temperature=1.5, max_tokens=100, n=3, seed=1)
     for item in [*chat(llm, tools=TOOLS, tool_choice="required"), *chat(llm, sampled, tools=TOOLS)]:
@@ -106,6 +107,7 @@ def test_a_grammar_applies_after_the_reasoning():
         assert first.message.reasoning
 
 
+@pytest.mark.costly
 def test_another_grammar_plugin_forces_valid_calls_and_formats():
     pytest.importorskip("xgrammar", reason="the optional library xgrammar is not installed")
     options = {"tool_parser": "hermes", "grammar_backend": "xgrammar", "max_model_len": 512}

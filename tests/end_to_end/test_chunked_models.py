@@ -72,6 +72,7 @@ def test_a_block_size_that_does_not_divide_the_chunk_is_rejected(folder):
         LLM(folder, **USED | {"block_size": 48})
 
 
+@pytest.mark.costly
 def test_blocks_of_earlier_chunks_are_freed_and_other_requests_keep_their_tokens(folder):
     """A cache that is too small for all chunks gives the same tokens, also after preemptions."""
     prompts = [[(11 * i + n) % 300 + 3 for i in range(n)] for n in (250, 40, 170, 250)]

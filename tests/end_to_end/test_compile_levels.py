@@ -78,6 +78,7 @@ def num_traced():
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_compiled_engine_generates_the_tokens_of_an_eager_engine_and_compiles_only_at_startup(
@@ -108,6 +109,7 @@ def test_equal_pieces_are_compiled_once_and_listed_sizes_separately(checkpoint, 
     assert report["num_shared"] == 3 * (NUM_LAYERS - 2)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_compile_passes_and_a_backend_given_by_qualified_name_are_used(checkpoint, expected, level):
@@ -176,6 +178,7 @@ def test_another_process_hits_the_compile_cache_and_changed_options_miss_it(chec
     assert start() == "hit"
 
 
+@pytest.mark.costly
 def test_a_cache_directory_that_cannot_be_written_is_an_error(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
     options = OPTIONS | {"compile_cache": tmp_path / "file"}
@@ -302,6 +305,7 @@ def test_a_worker_that_cannot_compile_is_rejected(tmp_path):
         LLM(write_fake_config(tmp_path), **SMALL_ENGINE, **parts, compile_level="once")
 
 
+@pytest.mark.costly
 def test_native_kernels_are_rejected_with_the_options_that_work(tmp_path):
     native = pytest.importorskip("dovetail_cpu.native_library")
     if not native.probe_fast().usable:

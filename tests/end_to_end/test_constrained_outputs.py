@@ -43,6 +43,7 @@ def params(**grammar):
     return SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=expected)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 def test_outputs_are_valid_and_unconstrained_requests_of_the_batch_do_not_change(engine):
     free = SamplingParams(max_tokens=20, temperature=0.8, seed=2)
@@ -64,6 +65,7 @@ def test_outputs_are_valid_and_unconstrained_requests_of_the_batch_do_not_change
     assert actual[5].finish_reason == "length" or isinstance(json.loads(actual[5].text), dict)
 
 
+@pytest.mark.costly
 def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(engine, one_engine):
     asking = [params(json=Person), params(regex="[a-c]{9}"), params(choice=["aa", "ab", "b"])]
     expected = [item.outputs[0].token_ids for item in one_engine.generate([PROMPT] * 3, asking)]
@@ -193,5 +195,6 @@ def check_schemas(llm, num_examples):
     assert sum(ended) >= 0.8 * len(ended) > 0
 
 
+@pytest.mark.costly
 def test_outputs_are_valid_for_random_schemas(one_engine):
     check_schemas(one_engine, 25)

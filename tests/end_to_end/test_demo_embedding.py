@@ -34,6 +34,7 @@ def embed(llm, texts, **params):
     return [output.outputs.embedding for output in outputs]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_the_nearest_neighbor_of_a_held_out_sentence_has_the_same_meaning(model, texts, dimensions):
     vectors = embed(model, texts, dimensions=dimensions)

@@ -126,6 +126,7 @@ def engine_choice(model, options):
     return next(item.name for item in chosen if item.kind == "attention")
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
@@ -142,6 +143,7 @@ def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
     assert seen >= ({""} if name == "unknown" else {"torch", ""})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("arguments", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
 def test_explain_reports_unknown_if_the_model_constructor_reads_tensor_values(
     tmp_path, arguments, capsys

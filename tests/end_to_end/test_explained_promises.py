@@ -59,6 +59,7 @@ def warned_kinds(model, options, caplog):
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("values", CASES, ids=lambda values: "-".join(map(str, values.values())))
 def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model, values, caplog):
     options = arguments(values)
@@ -76,6 +77,7 @@ def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model,
         assert all(values["dtype"] in text for text in missing)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_explain_states_batch_invariance_for_each_candidate(kind, model, capsys):
     options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]

@@ -51,6 +51,7 @@ def extended(request, model_dir):
         yield llm
 
 
+@pytest.mark.costly
 def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended):
     plain = tokens_of(llm.generate(PROMPTS, [seeded() if i % 2 else greedy() for i in range(9)]))
     asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
@@ -92,6 +93,7 @@ def test_an_extension_named_twice_is_rejected(model_dir, options):
         LLM(model_dir, step_extensions=named, **options)
 
 
+@pytest.mark.costly
 def test_a_worker_without_support_for_step_extensions_rejects_them(model_dir, options):
     with pytest.raises(ContractError, match="the worker FakeWorker would ignore it"):
         LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)

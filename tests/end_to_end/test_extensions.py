@@ -59,6 +59,7 @@ def settings(request, options):
     return options | {"async_scheduling": request.param}
 
 
+@pytest.mark.costly
 def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, settings, llm):
     mates = [PROMPT, "Sphinx of black quartz", "Paged attention"] * 3
     plain = [item.outputs[0].token_ids for item in llm.generate(mates, greedy())]
@@ -104,6 +105,7 @@ def test_requests_in_a_json_lines_file_are_processed(model_dir, settings, tmp_pa
     assert "max_model_len" in content[2]["error"]
 
 
+@pytest.mark.costly
 def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
     path = tmp_path / "stats.jsonl"
     kwargs = {"jsonl": {"path": str(path), "interval_s": 0}}
@@ -131,6 +133,7 @@ def test_worker_extensions_and_hooks_are_called(model_dir, settings):
         LLM(model_dir, worker_extension_cls=Renames, **settings)
 
 
+@pytest.mark.costly
 def test_all_extensions_together_change_no_token(model_dir, settings, llm):
     (expected,) = llm.generate(PROMPT, greedy())
     with LLM(

@@ -87,6 +87,7 @@ def fp8(model, *, num_ranks=1, dtype="float32", platform="auto", **options):
     )[:2]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("block", [0, 32])
 def test_the_outputs_equal_those_of_checkpoints_with_the_rounded_values(block, plain, tmp_path):
     values, codes = write_rounded(plain, tmp_path, block=block)
@@ -107,6 +108,7 @@ def test_two_ranks_compute_the_same_values_as_one_rank(plain, tmp_path):
     assert fp8(plain, num_ranks=2) == outputs(values, tensor_parallel_size=2)[:2]
 
 
+@pytest.mark.costly
 def test_ignored_layers_and_the_head_option_affect_only_the_layers_that_they_name(plain, tmp_path):
     kept = (*KEPT, "down_proj", "self_attn")
     values, _ = write_rounded(plain, tmp_path / "ignored", kept=kept)

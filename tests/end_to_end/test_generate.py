@@ -130,6 +130,7 @@ def test_the_n_completions_of_a_request_have_different_tokens(llm, readable):
     assert next_seed not in [completion.token_ids for completion in outputs[0].outputs]
 
 
+@pytest.mark.costly
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm, readable):
     alone = llm.generate(PROMPT, readable())[0].outputs[0].token_ids
     other = [readable(seed=n, max_tokens=9, temperature=0.5 + n / 10) for n in range(9)]

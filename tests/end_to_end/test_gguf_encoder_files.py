@@ -253,6 +253,7 @@ def test_a_decoder_whose_file_states_its_pooling_is_an_embedding_model(tmp_path)
         GGUFFormat().describe(path)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "cls", "tokenizer"),
     [
@@ -287,6 +288,7 @@ def test_a_converted_encoder_gives_the_same_states_in_transformers(name, cls, to
         torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["MEAN", "LAST", "NONE"])
 def test_a_converted_encoder_pools_as_its_file_states(name, tmp_path):
     prompts = make_prompts()

@@ -72,6 +72,7 @@ def log_probabilities(path: Path, **options: Any) -> np.ndarray:
     return np.array([row[token].logprob for token, row in rows])
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(
     not native_library.probe_fast().usable, reason="there are no fast native kernels here"
 )
@@ -137,6 +138,7 @@ COUNTS: list[tuple[str, dict[str, Any], str]] = [
 """Model, metadata, and a part of the error message."""
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "keys", "message"), COUNTS)
 def test_the_error_for_invalid_expert_metadata_names_the_key(name, keys, message, tmp_path):
     path = write(name, tmp_path, keys=keys)

@@ -58,11 +58,13 @@ KEYS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "keys", "message"), KEYS)
 def test_the_error_for_invalid_state_metadata_names_the_key(name, keys, message, tmp_path):
     rejected(write(name, tmp_path, keys=keys), message)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
 def test_a_decay_that_is_not_negative_is_rejected(value, tmp_path):
     path = write("mamba2", tmp_path)

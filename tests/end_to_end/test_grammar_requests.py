@@ -50,6 +50,7 @@ def obeys(token_ids, text):
     return all(map(set.__contains__, positions, token_ids))
 
 
+@pytest.mark.costly
 def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     expected = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     changes = {"seed": 3, "temperature": 1.0}
@@ -67,6 +68,7 @@ def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     assert constrained.reset_prefix_cache()
 
 
+@pytest.mark.costly
 def test_the_tokens_of_a_constrained_request_do_not_depend_on_its_batch(constrained):
     asking = params("token_ids", GRAMMAR, seed=3, temperature=1.0)
     (alone,) = tokens_of(constrained.generate(PROMPTS[0], asking))
@@ -74,6 +76,7 @@ def test_the_tokens_of_a_constrained_request_do_not_depend_on_its_batch(constrai
     assert tokens_of(constrained.generate(PROMPTS, mates))[0] == alone
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("where", FAIL_IN)
 def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constrained, where):
@@ -114,6 +117,7 @@ def test_a_grammar_plugin_is_rejected_if_the_scheduler_has_no_admission_gates(mo
         LLM(model_dir, grammar_backend=FakeGrammar, scheduler_cls=FakeScheduler, **options)
 
 
+@pytest.mark.costly
 def test_a_grammar_plugin_that_is_not_installed_is_rejected(model_dir, options):
     with pytest.raises(PluginNotFoundError, match="grammar_backend='outlines'"):
         LLM(model_dir, grammar_backend="outlines", **options)

@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("connector", "changes"), CASES.values(), ids=CASES.keys())
 def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, connector, changes):
@@ -128,6 +129,7 @@ def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, co
     assert num_first - sum(len(run.logits) for run in again) == sum(due)
 
 
+@pytest.mark.costly
 def test_a_second_engine_in_the_process_loads_blocks_of_the_first(checkpoint):
     prompt_ids = prompts()
     with engine(checkpoint) as first, engine(checkpoint) as second:
@@ -141,6 +143,7 @@ def test_a_second_engine_in_the_process_loads_blocks_of_the_first(checkpoint):
     )
 
 
+@pytest.mark.costly
 def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
     prompt_ids = prompts()
     with engine(checkpoint) as first, engine(checkpoint, dtype="bfloat16") as second:
@@ -149,6 +152,7 @@ def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
         assert not any(request.num_cached for request in generate(second, prompt_ids).values())
 
 
+@pytest.mark.costly
 def test_blocks_that_the_connector_has_deleted_are_recomputed(checkpoint):
     prompt_ids = prompts()
     tiny = {"plugin_options": {"memory": {"capacity_bytes": 40_000}}}

@@ -10,6 +10,7 @@ SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-l
 SMALL += ["--num-blocks", "7", "--num-threads", "1"]
 
 
+@pytest.mark.costly
 @pytest.mark.clock
 @pytest.mark.timeout(120)
 def test_a_measured_calibration_is_a_step_time_model_of_this_machine(tmp_path, monkeypatch, capsys):

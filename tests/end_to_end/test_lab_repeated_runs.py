@@ -83,6 +83,7 @@ def run_twice(engine, source, setup, folder):
 CASES = [*product(POLICIES, SOURCES, NUM_BLOCKS, (True, False))]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(240)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("policy", "source", "blocks", "caching"), CASES)

@@ -51,6 +51,7 @@ def tokens_of(plain, **options):
     return [list(output.outputs[0].token_ids) for output in done]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options", [{}, {"quantization": "int8"}, {"async_scheduling": True}, {"max_num_seqs": 1}]
 )
@@ -62,6 +63,7 @@ def test_the_default_backend_serves_latent_attention(plain, options, caplog):
     assert f"attention backend: {backend}." in caplog.text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cache", ["auto", "int8"])
 def test_native_latent_attention_generates_the_same_first_tokens_as_torch(plain, cache):
     if not native.status().available:

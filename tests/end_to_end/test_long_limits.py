@@ -58,6 +58,7 @@ def started(start, num_positions, **options):
         return resident_bytes() - before, time.process_time() - began
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_unused_positions_of_a_large_max_model_len_use_no_memory(start, dtype):
     started(start, 1000, dtype=dtype)  # load all code and libraries first
@@ -74,6 +75,7 @@ def test_a_large_max_model_len_does_not_slow_down_startup(start):
     assert long < short + 0.3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_growing_position_table_gives_the_same_tokens_as_a_full_table(start, dtype, monkeypatch):
     """The position table grows while decode steps are replayed or their metadata is advanced."""

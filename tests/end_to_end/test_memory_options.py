@@ -20,6 +20,7 @@ def generate(model_dir, *options, platform=("--platform=cpu",)):
     return main(["generate", "--model", str(model_dir), *arguments, "--max-tokens", "2", "1 2"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -149,6 +149,7 @@ BROKEN: dict[str, tuple[Callable[[Tensors], None], str]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_error_for_a_damaged_checkpoint_names_the_tensor(
     name: str, plain: Path, tmp_path: Path

@@ -53,6 +53,7 @@ def agreement(actual, expected):
     return sum(a[0] == b[0] for a, b in zip(actual, expected, strict=True)) / len(expected)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cache", ["auto", "int8"])
 def test_native_attention_gives_the_same_tokens_as_torch_attention_for_most_prompts(
     tokens_of, cache
@@ -62,6 +63,7 @@ def test_native_attention_gives_the_same_tokens_as_torch_attention_for_most_prom
     assert agreement(actual, expected) >= 0.8
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [{"max_num_batched_tokens": 32}, {"max_num_seqs": 1}, {"block_size": 32}],
@@ -108,6 +110,7 @@ def served(folder, **options):
     return [list(output.token_ids) for output in outputs], torch.tensor(values)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cache", ["auto", "int8"])
 def test_a_model_with_sinks_selects_native_attention(sink_dir, cache, monkeypatch, caplog):
     create, contexts = CPUAttentionBackend.create_layer, []

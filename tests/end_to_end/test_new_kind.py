@@ -194,6 +194,7 @@ def test_a_new_plugin_kind_needs_only_four_files(tree):
     }
 
 
+@pytest.mark.costly
 def test_a_plugin_of_a_new_kind_is_selected_by_name(tree, tmp_path):
     model = str(write_fake_config(tmp_path))
     done = tree.run("-c", SELECT, model, "shouting")
@@ -203,6 +204,7 @@ def test_a_plugin_of_a_new_kind_is_selected_by_name(tree, tmp_path):
     assert "Did you mean 'shouting'?" in failed.stderr
 
 
+@pytest.mark.costly
 def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     listed = json.loads(tree.dovetail("plugins", "list", "translator", "--json").stdout)
     assert [item["name"] for item in listed] == ["shouting", "stuttering"]
@@ -223,6 +225,7 @@ def test_the_conformance_kit_finds_the_suite_of_a_new_kind_by_name(tree):
     assert "the translation of 'a texta text' is" in done.stdout
 
 
+@pytest.mark.costly
 def test_explain_reports_that_the_engine_does_not_use_a_new_kind(tmp_path):
     tree = Tree(tmp_path / "tree", UNUSED_ROW)
     done = tree.dovetail("plugins", "explain", "translator")

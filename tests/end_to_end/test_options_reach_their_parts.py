@@ -64,6 +64,7 @@ def test_matmul_precision_sets_the_precision_of_torch(model_dir, options):
             assert torch.get_float32_matmul_precision() == precision
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 0.5}])
 def test_hf_overrides_have_the_same_effect_as_config_json(model_dir, options, override, tmp_path):
     edited = tmp_path / "edited"
@@ -81,6 +82,7 @@ def test_hf_overrides_have_the_same_effect_as_config_json(model_dir, options, ov
     assert from_option == from_file != plain
 
 
+@pytest.mark.costly
 def test_the_engine_seed_determines_samples_of_requests_without_a_seed(model_dir, options):
     sampled = SamplingParams(max_tokens=12, ignore_eos=True)
     prompts = [PROMPT, other_prompt(1)]

@@ -61,6 +61,7 @@ def test_no_process_of_an_engine_imports_an_unselected_package(
     assert not marker.exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["platform", "attention", "scheduler", "ops"])
 def test_explain_does_not_import_an_unselected_package(marker, model_dir, kind, capsys):
     assert main(["plugins", "explain", kind, "--model", str(model_dir)]) == 0

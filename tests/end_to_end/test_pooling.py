@@ -108,6 +108,7 @@ def test_a_pooling_model_rejects_text_generation(encoder):
         encoder.generate("w1", use_tqdm=False)
 
 
+@pytest.mark.costly
 def test_a_generative_model_rejects_pooling_requests():
     with LLM("demo", use_tqdm_on_load=False) as llm:
         with pytest.raises(RequestError, match="it supports: generate"):

@@ -74,6 +74,7 @@ def rejected(path, method, **options):
     return text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", STATED)
 def test_the_error_for_an_unsupported_quantization_format_names_it(folder, method):
     text = rejected(folder(STATED[method]), method)

@@ -64,6 +64,7 @@ def changed(folder, config, leaves, *, stores_plain):
     return folder
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", METHODS)
 def test_modules_must_be_quantized_as_the_configuration_states(method, plain, tmp_path):
     written, excluding, leaves = METHODS[method]
@@ -120,6 +121,7 @@ def test_exclusion_entries_have_the_meaning_that_their_tools_define(
     assert exclusions.may_exclude(module) is excludes
 
 
+@pytest.mark.costly
 def test_hostile_patterns_and_many_modules_are_checked_in_bounded_time():
     patterns = ["re:(a+)+$", "re:" + "a?" * 400, "re:.*.*.*.*b", "re:[", *["re:.*b.*c"] * 1000]
     exclusions = Exclusions("compressed-tensors", {"ignore": patterns})

@@ -36,6 +36,7 @@ def plain(tmp_path_factory):
     return make_plain(tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.sampled(12)
 def test_a_quantized_checkpoint_gives_the_same_outputs_as_dequantized_weights(
@@ -69,6 +70,7 @@ NATIVE = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.sampled(4)
 def test_native_kernels_compute_with_packed_integers_without_requantization(
@@ -141,6 +143,7 @@ def test_weights_with_scales_that_float16_cannot_represent_are_not_read_as_block
     assert opened(written, tensors).block_type is None
 
 
+@pytest.mark.costly
 def test_a_second_start_uses_the_packed_blocks(plain, tmp_path):
     if not native_library.probe_fast().usable:
         pytest.skip("there are no fast native kernels here")

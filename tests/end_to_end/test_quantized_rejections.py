@@ -123,6 +123,7 @@ def test_a_damaged_last_layer_is_found_before_a_weight_is_written(plain, tmp_pat
     rejected(quantized, lambda t: t.update({last: t[last] * 50}), "g_idx names a group")
 
 
+@pytest.mark.costly
 def test_zero_biases_and_unset_group_indices_that_tools_write_are_accepted(plain, tmp_path):
     for folder, written, leaf, tensor in (
         ("bias", gptq(), "bias", torch.zeros(64, dtype=torch.float16)),

@@ -81,6 +81,7 @@ def backend(model):
     return LLGuidance(GrammarContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size))
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 def test_the_option_or_the_chat_template_chooses_the_parsers(model):
     name, _, parsers = model
@@ -88,6 +89,7 @@ def test_the_option_or_the_chat_template_chooses_the_parsers(model):
     assert tuple(chosen) == PARSERS[name]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("model", WITH_TOOLS, indirect=True)
 def test_the_template_renders_tools_calls_and_results(model):
     _, tokenizer, _ = model
@@ -126,6 +128,7 @@ def test_the_grammar_accepts_the_tokens_of_a_valid_call(model, backend):
     assert other.accept(broken) < len(broken)
 
 
+@pytest.mark.costly
 def test_random_allowed_tokens_give_a_valid_call(model, backend):
     _, tokenizer, parsers = model
     width = tokenizer.vocab_size
@@ -154,6 +157,7 @@ def test_random_allowed_tokens_give_a_valid_call(model, backend):
     assert num_ended
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["llama2", "gemma3", "smollm2"])
 def test_a_schema_with_strings_is_compiled_for_other_vocabularies(name):

@@ -23,6 +23,7 @@ TIGHT = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("scheduler", ["fcfs", "priority", "srpt"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
 def test_the_log_of_a_demo_model_run_replays_byte_for_byte(scheduler, ahead, tmp_path):

@@ -241,6 +241,7 @@ def message_of(case, folder):
     return str(rejection.value)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FILES)
 def test_the_error_for_a_damaged_model_names_the_file_or_field(name, model_dir, tmp_path):
     case = FILES[name]
@@ -250,6 +251,7 @@ def test_the_error_for_a_damaged_model_names_the_file_or_field(name, model_dir, 
     assert all(word in message for word in case.words), message
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", SETTINGS, ids=options_of)
 def test_the_error_for_an_invalid_setting_names_it(case, model_dir):
     message = message_of(case, model_dir)
@@ -283,6 +285,7 @@ def test_an_engine_starts_after_all_failed_starts(model_dir):
         assert llm.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "word"),

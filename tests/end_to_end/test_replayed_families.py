@@ -94,6 +94,7 @@ def counts_of(llm):
     return llm.llm_engine.client.core.executor._worker._runner.graph_counts
 
 
+@pytest.mark.costly
 def test_replayed_steps_are_bitwise_equal_to_eager_steps(folder, caplog):
     prompts, params = requests(7)
     with LLM(folder, **OWN, enforce_eager=True) as llm:
@@ -106,6 +107,7 @@ def test_replayed_steps_are_bitwise_equal_to_eager_steps(folder, caplog):
     assert not any("eagerly" in warning for warning in warnings), warnings
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("caching", [False, True])
 def test_the_outputs_of_a_request_are_bitwise_equal_alone_and_in_every_batch(folder, caching):
     """Prompts are computed whole or in chunks, after cached prefixes, and after preemptions."""
@@ -125,6 +127,7 @@ def test_the_outputs_of_a_request_are_bitwise_equal_alone_and_in_every_batch(fol
             assert bits(llm, prompts[::-1], params[::-1]) == alone[::-1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "message"),
     [

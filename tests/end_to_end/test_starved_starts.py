@@ -140,6 +140,7 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     )
 
 
+@pytest.mark.costly
 def test_every_start_ends_in_time_with_a_result_or_a_typed_error(outcomes):
     for outcome in outcomes.values():
         assert outcome["is_ours"] and not outcome["status"], outcome
@@ -187,6 +188,7 @@ def test_an_engine_runs_with_a_full_or_read_only_disk(namespace_outcomes, name):
     check_runs_without_packed_weights(namespace_outcomes[name])
 
 
+@pytest.mark.costly
 @needs_namespaces
 @pytest.mark.parametrize("name", ["ring", "processes"])
 def test_engine_processes_need_no_space_in_dev_shm(namespace_outcomes, name):

@@ -55,6 +55,7 @@ def expected(folder):
         return [tokens_of(llm, [prompt])[0] for prompt in PROMPTS]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [
@@ -69,6 +70,7 @@ def test_requests_in_a_batch_get_the_same_tokens_as_alone(folder, expected, opti
         assert tokens_of(llm) == expected
 
 
+@pytest.mark.costly
 def test_a_cached_prefix_is_continued_from_its_state(folder, expected):
     with LLM(folder, **OWN | {"max_num_batched_tokens": 64}) as llm:
         tokens_of(llm, [LONG])
@@ -79,6 +81,7 @@ def test_a_cached_prefix_is_continued_from_its_state(folder, expected):
         assert tokens_of(llm) == expected
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
 def test_recurrent_models_run_in_bfloat16_and_with_int8_weights(folder, options):
     with LLM(folder, **OWN | {"dtype": "bfloat16"} | options) as llm:
@@ -90,6 +93,7 @@ def test_compilation_is_rejected_for_recurrent_models(folder):
         LLM(folder, **OWN | {"compile_level": "as_is"})
 
 
+@pytest.mark.costly
 def test_states_of_aborted_requests_are_not_read(folder, expected):
     """The blocks of an aborted request contain its states, which later requests must not read."""
     with LLM(folder, **OWN | {"max_num_seqs": 1}) as llm:
@@ -101,6 +105,7 @@ def test_states_of_aborted_requests_are_not_read(folder, expected):
         assert tokens_of(llm) == expected
 
 
+@pytest.mark.costly
 def test_a_kv_connector_stores_and_loads_recurrent_states(folder, expected):
     """The second and third prompt continue the state that the connector has stored."""
     with LLM(folder, **OWN | {"kv_connector": "memory"}) as llm:
@@ -111,6 +116,7 @@ def test_a_kv_connector_stores_and_loads_recurrent_states(folder, expected):
             assert list(output.outputs[0].token_ids) == expected[2]
 
 
+@pytest.mark.costly
 def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with LLM(folder, **OWN | {"runner": "pooling"}) as llm:
@@ -123,6 +129,7 @@ def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
         assert output.outputs.embedding == pytest.approx(expected_D.tolist(), abs=1e-5)
 
 
+@pytest.mark.costly
 def test_prefixes_that_end_near_a_block_boundary_are_continued_in_a_full_cache(folder):
     """Prompts end before, at and after a block of states, with aborts and preemptions."""
     base = [(7 * i + i // 13) % 300 for i in range(590)]

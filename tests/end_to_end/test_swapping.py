@@ -129,6 +129,7 @@ def test_the_default_plugins_are_used_by_default(model_dir, options, parts, defa
     assert not parts.CALLS
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["loose_parts:{}", "loose_parts.{}", "class"])
 @pytest.mark.parametrize("field", SWAPS)
@@ -161,6 +162,7 @@ def test_all_plugins_can_be_replaced_together(model_dir, options, parts, default
     assert {name for name, *_ in SWAPS.values()} - {"MyTokenizer"} <= resolved
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", ["loose_parts:MyPolicy", "class"])
 def test_an_engine_accepts_a_policy_as_scheduler_cls(model_dir, options, parts, expected, form):
     part = parts.MyPolicy if form == "class" else form
@@ -238,6 +240,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.costly
 def test_a_plugin_module_on_pythonpath_needs_no_distribution(
     model_dir, options, tmp_path, expected
 ):

@@ -56,6 +56,7 @@ def expected(llm):
     return answers(llm)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",

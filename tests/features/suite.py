@@ -31,8 +31,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".pytest_cache" / "suite.json"
-PARALLEL = ("-n", "3", "--dist", "loadfile")
-"""pytest runs three processes on two cores, because many tests wait for processes that they
+PARALLEL = ("-n", "4", "--dist", "loadfile")
+"""pytest runs four processes on two cores, because many tests wait for processes that they
 start."""
 PARTS = {"--clock=without": PARALLEL, "--clock=only": ()}
 """Maps the option that selects a part of the tests to the options with which it runs."""

@@ -78,9 +78,18 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)]
 def test_one_quick_case(number):
     pass
 """
-COSTLY = "import pytest\npytestmark = pytest.mark.costly\n" + "\n".join(
-    f"def test_{number}(): pass" for number in range(8)
+COSTLY = "import pytest\n" + "\n".join(
+    f"@pytest.mark.costly\ndef test_{number}(): pass" for number in range(16)
 )
+COSTLY_FILE = """
+import pytest
+pytestmark = pytest.mark.costly
+
+def test_one(): pass
+
+@pytest.mark.costly
+def test_two(): pass
+"""
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = ["-m", "not slow and not soak"]
@@ -107,6 +116,7 @@ def commit(tree: Path) -> None:
     subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
 
 
+@pytest.mark.costly
 def test_every_change_of_a_file_changes_the_digest_of_the_tree(tree: Path) -> None:
     assert suite.tree_state() == ""  # the repository has no commit yet
     commit(tree)
@@ -259,13 +269,25 @@ def test_a_feature_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
     ]
 
 
-def test_a_feature_needs_a_test_that_ran_at_this_commit() -> None:
+def test_a_test_of_a_feature_is_run_if_the_commit_selected_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     row = "| X1 | thing | works | `a.py::one` `a.py::two` | direct |"
+    runs: list[list[str]] = []
+    outcome = {"passed"}
+
+    def run(tests: list[str]) -> tuple[suite.Outcomes, int]:
+        runs.append(tests)
+        return {test: outcome for test in tests}, 0
+
+    monkeypatch.setattr(prove, "run_tests", run)
     known = {"a.py::one": {"passed"}, "a.py::two": {suite.NOT_SELECTED}}
-    assert unproven(read_features(row), known) == []
+    assert unproven(read_features(row), known) == [] and runs == []
     known["a.py::one"] = {suite.NOT_SELECTED}
+    assert unproven(read_features(row), known) == [] and runs == [["a.py::one"]]
+    outcome = {"failed"}
     assert unproven(read_features(row), known) == [
-        "X1: a.py::one: not selected",
+        "X1: a.py::one: failed",
         "X1: a.py::two: not selected",
     ]
 
@@ -313,15 +335,24 @@ def outputs_at_four_commits(tree: Path, tests: str, *options: str) -> list[list[
 def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
     outputs = outputs_at_four_commits(tree, COSTLY, "-v", "--some-costly")
     chosen = [{line.split()[0] for line in lines if "PASSED" in line} for lines in outputs]
-    assert all("not selected at this commit: 6 costly tests (6 cases)" in it for it in outputs)
+    assert all("not selected at this commit: 14 costly tests (14 cases)" in it for it in outputs)
     assert [len(item) for item in chosen] == [2] * 4
     assert len(set.union(*chosen)) > 2
 
 
 @pytest.mark.costly
+def test_the_tests_of_a_costly_file_are_selected_together(tree: Path) -> None:
+    for number in range(9):
+        (tree / f"test_{number}.py").write_text(COSTLY_FILE)
+    for lines in outputs_at_four_commits(tree, COSTLY_FILE, "-v", "--some-costly"):
+        chosen = [line.partition("::")[0] for line in lines if "PASSED" in line]
+        assert len(chosen) == 4 and len(set(chosen)) == 2
+
+
+@pytest.mark.costly
 def test_without_the_option_all_costly_tests_run(tree: Path) -> None:
     for lines in outputs_at_four_commits(tree, COSTLY, "-v"):
-        assert sum("PASSED" in line for line in lines) == 8
+        assert sum("PASSED" in line for line in lines) == 16
 
 
 def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:

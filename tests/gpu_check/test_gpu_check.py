@@ -36,6 +36,7 @@ ORPHANS = FINE + (
 )
 
 
+@pytest.mark.costly
 def test_a_failing_section_does_not_affect_other_sections(tmp_path):
     sources = {
         "raises": RAISES,
@@ -193,6 +194,7 @@ def test_a_bundle_for_another_python_is_ignored(tmp_path):
     assert "is for Python 3.7" in done.stderr and "ignored" in done.stderr
 
 
+@pytest.mark.costly
 def test_a_bundle_that_cannot_be_installed_is_reported(tmp_path):
     _write_index(tmp_path)
     (tmp_path / "broken-1.0-py3-none-any.whl").write_bytes(b"no wheel")

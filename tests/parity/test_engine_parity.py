@@ -212,6 +212,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, run_config, budget, id=label, marks=marks)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("checkpoint", "run_config", "budget"), list(cases()), indirect=["checkpoint"]
@@ -272,6 +273,7 @@ class MixingWorker(RecordingWorker):
         super().execute_model(replace(plan, blocks=blocks))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[:1], indirect=True)
 def test_wrong_kv_cache_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -> None:
     ran = run_engine(checkpoint, 64, RUN_CONFIGS[0], MixingWorker)
@@ -300,6 +302,7 @@ def test_a_slightly_wrong_model_violates_the_margin_rule(
     assert agreement.max_error > 50 * TOLERANCE
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[-1:], indirect=True)
 def test_logprobs_equal_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompts, params = make_prompts(), replace(GREEDY, logprobs=0, prompt_logprobs=0)

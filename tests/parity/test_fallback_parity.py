@@ -30,6 +30,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_fallback(request.param, folder, commit_seed()[0])
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(160)
 @pytest.mark.parametrize(("checkpoint", "label"), CASES, indirect=["checkpoint"])
 def test_an_architecture_without_a_native_model_agrees_with_transformers(

@@ -73,6 +73,7 @@ def create(model_type: str, num_ranks: int, **changes: Any) -> TransformersForCa
         return TransformersForCausalLM(context)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", DIVIDED)
 def test_two_ranks_agree_with_transformers(name: str, tmp_path: Path, record_property) -> None:
@@ -178,6 +179,7 @@ def test_a_tensor_parallel_plan_with_an_unsupported_entry_is_rejected(
         create("arcee", 2)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "entries",
     [

@@ -91,6 +91,7 @@ def test_an_encoder_in_a_gguf_file_agrees_with_transformers(name, pooling, tmp_p
     torch.testing.assert_close(embeddings(path, prompts), expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CLASSIFIER_CONVERSIONS)
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_a_classifier_in_a_gguf_file_agrees_with_transformers(name, num_labels, tmp_path):
@@ -121,6 +122,7 @@ def test_a_classifier_with_blocks_computes_the_mean_in_the_dtype_of_its_head(nam
     assert difference <= 2 * BLOCK_TOLERANCE
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_", [Q8_0, Q4_K, F16], ids=lambda item: item.name)
 @pytest.mark.parametrize("name", ["bert", "modern-bert"])

@@ -72,6 +72,7 @@ def largest_difference(name: str, folder: Path, type_: GGMLQuantizationType) -> 
     return float((torch.tensor(rows) - expected_TV[:-1]).abs().max())
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_a_family_in_a_gguf_file_agrees_with_transformers(name, tmp_path, record_property):
@@ -92,6 +93,7 @@ def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, 
     assert largest_difference(name, tmp_path, kind) <= TOLERANCE
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["mamba2", "qwen3next"])
 def test_quantized_recurrent_layers_agree_with_transformers(name, tmp_path):
     assert largest_difference(name, tmp_path, GGMLQuantizationType.Q8_0) <= TOLERANCE

@@ -150,6 +150,7 @@ def test_the_vocabulary_of_the_gguf_file_of_gemma_equals_the_published_vocabular
     check_ids_and_texts(own, other, [text for text in all_texts() if SPACE not in text])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["llama2", pytest.param("llama3", marks=pytest.mark.soak)])
 def test_a_tokenizer_of_a_gguf_file_that_is_saved_gives_the_same_ids_in_transformers(
     name, tmp_path

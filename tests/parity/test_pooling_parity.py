@@ -156,6 +156,7 @@ def test_embeddings_of_encoders_agree_with_transformers(tmp_path, name, pooling)
         torch.testing.assert_close(own, states_TD, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("budget", [256, 24])
 @pytest.mark.parametrize("pooling", POOLING)
 def test_embeddings_of_a_decoder_agree_for_whole_and_chunked_prompts(tmp_path, pooling, budget):
@@ -220,6 +221,7 @@ def test_the_error_for_an_architecture_that_does_not_pool_names_it(tmp_path):
         open_model(tmp_path, runner="pooling")
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CLASSIFIERS + DECODER_CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
@@ -239,6 +241,7 @@ def test_classification_outputs_and_scores_agree_with_transformers(tmp_path, nam
     assert tasks == (("classify", "score", "reward") if num_labels == 1 else ("classify", "reward"))
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*ENCODERS, *CLASSIFIERS, "Phi3ForSequenceClassification"])
 def test_two_ranks_agree_with_transformers(tmp_path, name):

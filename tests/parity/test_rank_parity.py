@@ -127,6 +127,7 @@ def forced_logits(checkpoint: Checkpoint, ran: RunResult) -> dict[tuple[int, ...
     }
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
 def test_several_ranks_agree_with_one_rank(
@@ -167,6 +168,7 @@ def divergence(ran: RunResult, checkpoint: Checkpoint) -> tuple[float, float]:
     return torch.cat(divergences).mean().item(), torch.cat(equal).float().mean().item()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
 def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
@@ -196,11 +198,13 @@ def test_each_of_two_ranks_holds_half_of_the_weights(checkpoint: Checkpoint) -> 
     assert [half for _, half in halves] == [pages // 2] * 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("checkpoint", [CASES[-1][0]], indirect=True)
 def test_log_probabilities_of_two_ranks_equal_those_of_one_rank(checkpoint: Checkpoint) -> None:
     check_log_probabilities(checkpoint)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
 def test_a_third_party_model_is_split_by_its_layers(checkpoint: Checkpoint) -> None:
     """The `dummy` loader creates the same random weights for any number of ranks."""

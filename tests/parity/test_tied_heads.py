@@ -68,6 +68,7 @@ def ties(value: bool) -> dict[str, object]:
     return {"hf_overrides": {"tie_word_embeddings": value}}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("head", HEADS)
 def test_the_lm_head_is_tied_in_the_same_cases_as_in_transformers(folders, head, tied, caplog):
@@ -91,6 +92,7 @@ def test_the_lm_head_is_tied_in_the_same_cases_as_in_transformers(folders, head,
     assert all("lm_head.weight" in text and "embed_tokens" in text for text in warned)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [

@@ -22,6 +22,8 @@ from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.value_checks import shorten
 from dovetail_devkit.fakes.worker import FakeWorker
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 VALID = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
 TEXT = "the valid request"
 METHODS = (

@@ -46,6 +46,7 @@ def test_unpickling_a_hostile_pickle_creates_the_marker_file(protocol, tmp_path)
     assert (tmp_path / "opened").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", READERS)
 def test_no_reader_opens_a_pickle(name, protocol, trace):
@@ -87,6 +88,7 @@ def start(folder):
     return str(rejection.value)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_of_a_checkpoint_is_opened_as_a_pickle(name, tmp_path, trace):
     folder = checkpoint(tmp_path)
@@ -96,6 +98,7 @@ def test_no_file_of_a_checkpoint_is_opened_as_a_pickle(name, tmp_path, trace):
     assert name in start(folder)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt"])
 def test_pickled_weights_are_not_read(name, tmp_path, trace):
     folder = checkpoint(tmp_path)

@@ -16,6 +16,8 @@ from dovetail import SamplingParams
 from dovetail.errors import RequestError
 from dovetail.value_checks import shorten
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 SURROGATE = "\ud800"
 HUGE = "x" * 70_000_000
 LONG_LIST = [5] * 10**7

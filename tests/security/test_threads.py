@@ -100,6 +100,7 @@ def test_generate_raises_an_error_if_another_caller_reads_its_outputs(llm, monke
         llm.generate("a", SamplingParams(max_tokens=2))
 
 
+@pytest.mark.costly
 def test_an_async_engine_rejects_other_threads_and_loops(tmp_path):
     front_end = AsyncFrontEnd(engine_options(tmp_path))
     llm, params = front_end.llm, SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
@@ -133,6 +134,7 @@ def test_an_async_engine_rejects_other_threads_and_loops(tmp_path):
         front_end.close()
 
 
+@pytest.mark.costly
 def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
     front_end = AsyncFrontEnd(engine_options(tmp_path))
     llm, params = front_end.llm, SamplingParams(max_tokens=200, ignore_eos=True)
@@ -151,6 +153,7 @@ def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
         front_end.close()
 
 
+@pytest.mark.costly
 def test_a_second_event_loop_is_rejected_during_a_stream(tmp_path):
     front_end = AsyncFrontEnd(engine_options(tmp_path))
     stream = front_end.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))

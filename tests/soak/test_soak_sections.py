@@ -78,6 +78,7 @@ def test_the_skipped_tests_of_a_section_are_shown(start):
     assert not any("other" in line for line in lines)
 
 
+@pytest.mark.costly
 def test_sections_cover_every_directory_of_tests():
     named = {path.split("/")[0] for paths in PATHS.values() for path in paths}
     folders = {

@@ -181,6 +181,7 @@ def test_backend_passes_the_conformance_suite(level, num_threads):
     check_attention(CPUAttentionBackend, CPU)
 
 
+@pytest.mark.costly
 @needs_library
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))

@@ -80,6 +80,7 @@ def attend(context, qkv_TND, lengths):
     return list(zip(*parts, strict=True))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_kernel_passes_the_bidirectional_conformance_case(level, num_threads):
     native.set_num_threads(num_threads)
@@ -120,6 +121,7 @@ def test_random_prompts_are_computed_correctly(level, seed):
         assert float(error.nan_to_num(nan=torch.inf).max()) <= TOLERANCE
 
 
+@pytest.mark.costly
 def test_results_are_bitwise_equal_in_any_batch_and_with_any_number_of_threads(level):
     lengths = [600, 3, 129]
     qkv_TND = torch.randn(sum(lengths), 12, 64).bfloat16()

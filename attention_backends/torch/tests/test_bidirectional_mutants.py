@@ -105,6 +105,7 @@ def test_the_suite_has_a_bidirectional_attention_case_for_each_dtype():
     assert sum(name.startswith("bidirectional, ") for name in names) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bidirectional_attention_case_accepts_a_correct_backend(dtype):
     check_bidirectional(FakeAttentionBackend, replace(CASE, dtype=dtype), CPU)

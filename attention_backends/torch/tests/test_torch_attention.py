@@ -22,6 +22,7 @@ from dovetail_devkit.suites.attention import AttentionCase, check_attention, che
 CPU = torch.device("cpu")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", [TorchAttentionBackend, FakeAttentionBackend])
 def test_backend_passes_the_conformance_suite(backend):
     check_attention(backend, CPU)
@@ -72,6 +73,7 @@ def test_random_batches_of_latent_attention_are_computed_correctly(seed):
     check_case(TorchAttentionBackend, case, CPU)
 
 
+@pytest.mark.costly
 def test_the_heads_of_deepseek_v3_are_computed_correctly():
     runs = ((40, 1), (0, 9), (33, 3), (7, 1))
     case = AttentionCase(
@@ -86,6 +88,7 @@ def test_the_cache_of_latent_attention_has_one_vector_per_token():
     assert TorchAttentionBackend.kv_cache_shape(5, case.spec) == (5, 16, 1, 1, 576)
 
 
+@pytest.mark.costly
 def test_many_long_decodes_are_computed_in_several_batches():
     # 8 KiB per token: 4 MiB hold 512 tokens, fewer than the 1,140 visible ones.
     runs = tuple((91 + row, 1) for row in range(12))

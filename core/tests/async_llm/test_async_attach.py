@@ -114,6 +114,7 @@ def test_an_invalid_address_or_option_is_rejected(llm):
         AsyncLLM.attach(llm.address, max_waiting=-1)
 
 
+@pytest.mark.costly
 def test_the_documented_example_of_two_api_processes_runs(tmp_path):
     """Two API processes share one engine, as docs/processes.md shows."""
     page = (HERE.parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")

@@ -70,6 +70,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
     assert open_resources() == before
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left, number):
@@ -80,12 +81,14 @@ def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left,
     check_end(bench, starting, actual, took_s, "SIGKILL")
 
 
+@pytest.mark.costly
 def test_all_callers_are_notified_when_the_engine_shuts_down(bench, nothing_left):
     starting = bench.start(worker_config={"step_s": 0.01})
     actual, took_s = bench.run(end(starting, starting.shutdown))
     check_end(bench, starting, actual, took_s, "was shut down")
 
 
+@pytest.mark.costly
 def test_the_error_of_a_failed_step_contains_no_prompts(bench, nothing_left):
     starting = bench.start(worker_config={"fails_at": 5})
 
@@ -137,6 +140,7 @@ def test_a_killed_supervised_engine_is_restarted(bench, nothing_left):
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_finished_outputs_are_returned_before_the_engine_error(bench, nothing_left):
     starting = bench.start(worker_config={"fails_at": 50})
 
@@ -198,6 +202,7 @@ def test_an_event_loop_can_be_closed_before_the_engine_is_shut_down(bench, nothi
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
     starting = bench.start(worker_config={"step_s": 0.01})
 
@@ -214,6 +219,7 @@ def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_leaving_a_with_block_shuts_the_engine_down(bench, nothing_left):
     async def ask():
         async with bench.start() as starting:
@@ -225,11 +231,13 @@ def test_leaving_a_with_block_shuts_the_engine_down(bench, nothing_left):
     assert bench.run(ask())[-1].finished
 
 
+@pytest.mark.costly
 def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
     with pytest.raises(Exception, match="no such luck"):
         bench.start(stat_loggers=(bench.parts.FailingStatLogger,))
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_the_error_for_a_killed_idle_worker_names_it_within_a_second(bench, used):

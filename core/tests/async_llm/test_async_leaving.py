@@ -294,6 +294,7 @@ def test_canceling_ten_thousand_callers_at_random_moments_frees_all_blocks(bench
     assert {len(out.outputs[0].token_ids) for out in fresh} == {5}
 
 
+@pytest.mark.costly
 def test_statistics_are_up_to_date_when_no_request_runs(bench, slow):
     async def ask():
         streams = [slow.generate("a", LONG) for _ in range(3)]

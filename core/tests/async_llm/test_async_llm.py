@@ -60,6 +60,7 @@ def joined(outputs):
     return created
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_async_outputs_equal_those_of_an_in_process_engine(bench, ahead):
     pending = list(random_prompts())
@@ -134,6 +135,7 @@ def test_the_error_for_a_rejected_request_names_the_parameter_and_does_not_affec
     assert bench.run(ask()).finished and llm.num_unfinished == 0
 
 
+@pytest.mark.costly
 def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
     starting = bench.start(scheduler_cls=bench.parts.RejectingScheduler)
 
@@ -162,6 +164,7 @@ def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
     assert bench.run(ask()).finished
 
 
+@pytest.mark.costly
 def test_the_number_of_waiting_requests_is_limited(bench):
     with pytest.raises(ConfigError, match="max_waiting=-1"):
         bench.start(max_waiting=-1)
@@ -183,6 +186,7 @@ def test_the_number_of_waiting_requests_is_limited(bench):
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_a_request_of_higher_priority_is_served_first(bench):
     starting = bench.start(max_num_seqs=1, scheduler_cls=bench.parts.ByPriority)
     done = []
@@ -241,6 +245,7 @@ def test_using_another_event_loop_is_rejected(bench, llm):
         asyncio.run(collect(llm.generate("say")))
 
 
+@pytest.mark.costly
 def test_listeners_are_notified_of_steps_and_rejections(bench):
     starting = bench.start(
         stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.RecordingHooks,), max_num_seqs=2
@@ -253,6 +258,7 @@ def test_listeners_are_notified_of_steps_and_rejections(bench):
     assert bench.parts.RecordingHooks.recorded == ["bad", "stop"]
 
 
+@pytest.mark.costly
 def test_the_error_for_a_model_that_does_not_support_text_generation_lists_its_tasks(bench):
     starting = bench.start(worker_config={"tasks": ["embed"]})
     with pytest.raises(
@@ -262,6 +268,7 @@ def test_the_error_for_a_model_that_does_not_support_text_generation_lists_its_t
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_async_llm_accepts_the_options_of_llm(bench, monkeypatch):
     options = bench.options(max_num_seqs=3)
     for llm in (AsyncLLM(**options), AsyncLLM(options.pop("model"), **options, max_waiting=5)):

@@ -54,6 +54,7 @@ def test_a_slow_reader_gets_all_new_tokens_in_one_output(bench, llm):
     assert rest.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.costly
 def test_a_reader_that_stops_reading_does_not_delay_other_requests(bench):
     starting = bench.start(worker_config={"step_s": 0.002}, max_num_seqs=32)
     params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
@@ -288,6 +289,7 @@ def test_a_reader_gets_all_outputs_before_the_error():
     asyncio.run(read())
 
 
+@pytest.mark.costly
 def test_a_canceled_reader_can_read_again():
     async def read():
         stream = OutputStream(lambda: output(True))

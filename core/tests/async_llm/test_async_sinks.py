@@ -78,6 +78,7 @@ def test_an_output_sink_takes_no_output_before_the_previous_output_is_processed(
     assert len(tokens_of(bench.run(read()))) == NUM_TOKENS
 
 
+@pytest.mark.costly
 def test_an_error_of_an_output_sink_ends_only_its_own_request(bench, start_slow_engine):
     async def read():
         other = asyncio.create_task(collect(start_slow_engine))

@@ -101,6 +101,7 @@ def test_a_benchmark_with_one_output_token_has_no_inter_token_latency(spell, cap
     assert "time to first token" in output and "between tokens" not in output
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("command", "arguments", "output"),
     [

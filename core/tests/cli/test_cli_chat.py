@@ -166,6 +166,7 @@ def test_the_params_command_shows_and_sets_parameters(spell, monkeypatch, capsys
     assert "abc" not in "".join(out[3:])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("line", "output"),
     [

@@ -69,6 +69,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.costly
 def test_the_demo_gives_the_same_outputs_after_one_plugin_is_replaced(
     no_demo_model, capsys
 ) -> None:

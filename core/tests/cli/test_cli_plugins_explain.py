@@ -58,6 +58,7 @@ def test_explain_names_the_option_that_selects_a_kind_without_its_own_option(kin
     assert "the option model selects plugins of this kind" in capsys.readouterr().out
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
@@ -74,6 +75,7 @@ def test_invalid_arguments_are_reported_in_at_most_three_lines(arguments, output
     assert output in error and len(error.splitlines()) <= 3
 
 
+@pytest.mark.costly
 def test_attention_requirements_are_computed_without_a_tensor_library(tmp_path):
     """Only loading a backend may import a tensor library."""
     write_tiny_llama(tmp_path)

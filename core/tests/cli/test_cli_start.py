@@ -59,9 +59,12 @@ def slowness() -> float:
 def test_short_commands_need_little_cpu_time(
     arguments: list[str], limit_s: float, slowness: float, note
 ) -> None:
-    best = min(cpu_seconds(MAIN_CODE, *arguments) for _ in range(5)) / slowness
-    note(f"dovetail {' '.join(arguments)}: {best:.3f} s of CPU")
-    assert best <= limit_s
+    for _ in range(5):  # other work on the machine increases the CPU time of some runs
+        used_s = cpu_seconds(MAIN_CODE, *arguments) / slowness
+        if used_s <= limit_s:
+            break
+    note(f"dovetail {' '.join(arguments)}: {used_s:.3f} s of CPU")
+    assert used_s <= limit_s
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,7 @@ def read_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return read
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_at_most_forty_options(command: str, read_help) -> None:
     shown = read_help(*command.split(), "--help")

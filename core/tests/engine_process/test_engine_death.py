@@ -69,6 +69,7 @@ def test_only_the_owner_can_access_the_files_of_a_running_engine(client_of):
     assert modes and set(modes.values()) == {0o600}, modes
 
 
+@pytest.mark.costly
 def test_a_full_disk_at_engine_startup_is_reported(client_of, monkeypatch):
     def fail(prefix):
         raise OSError(errno.ENOSPC, "No space left on device", prefix)
@@ -78,6 +79,7 @@ def test_a_full_disk_at_engine_startup_is_reported(client_of, monkeypatch):
         client_of("sync")
 
 
+@pytest.mark.costly
 def test_every_waiting_caller_gets_the_error(client_of, traffic):
     async def serve():
         client = client_of("async", step_s=0.01)
@@ -101,6 +103,7 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
     asyncio.run(serve())
 
 
+@pytest.mark.costly
 def test_a_failed_step_stops_the_engine_and_the_error_contains_a_summary_of_the_plan(
     client_of, traffic
 ):

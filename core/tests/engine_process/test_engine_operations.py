@@ -76,6 +76,7 @@ def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic
     assert len(traffic.Answers().collect_until(client, "a")[0]["a"]) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("tags", ["weights", ("gpu",), (1,), [["weights"]], 7])
 def test_invalid_sleep_tags_are_rejected(client_of, parts, tags):
@@ -89,6 +90,7 @@ def test_invalid_sleep_tags_are_rejected(client_of, parts, tags):
     assert client.paused is None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("option", "value"), [("enable_sleep_mode", True), ("cpu_offload_gb", 0.5)]
 )
@@ -97,6 +99,7 @@ def test_an_option_that_the_worker_would_ignore_is_rejected(client_of, option, v
         client_of("inproc", options={option: value})
 
 
+@pytest.mark.costly
 def test_custom_all_reduce_is_rejected_for_one_worker(client_of):
     with pytest.raises(ConfigError, match="no effect with tensor_parallel_size=1"):
         client_of("inproc", options={"custom_all_reduce": True})
@@ -152,6 +155,7 @@ def test_the_types_of_operation_arguments_and_results_are_checked():
         OPERATIONS["reset_prefix_cache"].decode_result(rejected.encode_result({}))
 
 
+@pytest.mark.costly
 def test_arbitrary_functions_cannot_be_called_by_name_in_an_engine_process(client_of):
     with pytest.raises(MessageError):
         client_of("sync").call_workers("shutil:rmtree", ("/nowhere",))

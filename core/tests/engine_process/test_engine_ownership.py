@@ -90,6 +90,7 @@ def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
     assert result["served"]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
 def test_an_engine_exits_with_its_owner_even_if_a_forked_child_still_runs(run, traffic, kind):

@@ -140,6 +140,7 @@ def test_an_engine_without_injected_faults_succeeds(healthy):
     assert healthy.result["left"] == healthy.survivors == healthy.folders == []
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("point", "action"), CASES)
 def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, point, action):

@@ -114,6 +114,7 @@ def test_both_kinds_of_engines_give_the_same_outputs_and_statistics(make, depth)
     )
 
 
+@pytest.mark.costly
 def test_both_kinds_of_engines_reject_the_same_requests(make):
     llm = make()
     invalid = greedy(extra_args={ARGUMENT: "yes"})
@@ -137,6 +138,7 @@ def recorded_errors():
     return [entry for entry in RecordingHooks.made.calls if entry[0] == "on_request_error"]
 
 
+@pytest.mark.costly
 def test_stop_strings_and_aborts_end_requests_in_the_engine(make):
     llm = make()
     engine = llm.llm_engine
@@ -166,6 +168,7 @@ def run(engine):
     return outputs
 
 
+@pytest.mark.costly
 def test_an_engine_can_be_paused_and_resumed(make):
     llm = make()
     engine = llm.llm_engine
@@ -178,6 +181,7 @@ def test_an_engine_can_be_paused_and_resumed(make):
     assert engine.paused is None and len(run(engine)[-1].outputs[0].token_ids) == 6
 
 
+@pytest.mark.costly
 def test_workers_execute_methods_called_by_name(make):
     engine = make().llm_engine
     assert engine.collective_rpc("echo", 1, key="x") == [[[1], {"key": "x"}]]
@@ -191,6 +195,7 @@ def test_workers_execute_methods_called_by_name(make):
             engine.collective_rpc(name)
 
 
+@pytest.mark.costly
 def test_a_failed_step_stops_the_engine_and_the_error_contains_a_summary_of_the_plan(make):
     llm = make(fails_at=3)
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
@@ -205,6 +210,7 @@ def test_a_failed_step_stops_the_engine_and_the_error_contains_a_summary_of_the_
     assert not llm.llm_engine.has_unfinished_requests()
 
 
+@pytest.mark.costly
 def test_generate_raises_an_error_when_the_engine_is_killed(make):
     llm = make(step_s=0.01)
     if not llm.llm_engine.config.parallel.engine_process:
@@ -222,6 +228,7 @@ def test_generate_raises_an_error_when_the_engine_is_killed(make):
         llm.generate("again", greedy())
 
 
+@pytest.mark.costly
 def test_the_error_for_a_class_that_another_process_cannot_import_names_the_class(parts, tmp_path):
     class Hidden(parts.ControlledWorker):
         pass
@@ -232,6 +239,7 @@ def test_the_error_for_a_class_that_another_process_cannot_import_names_the_clas
         LLM(str(tmp_path), engine_process=True, **options)
 
 
+@pytest.mark.costly
 def test_an_interrupt_ends_the_generate_call_but_not_the_engine(make):
     llm = make(step_s=0.005)
     expected = llm.generate("say", greedy())[0].outputs[0].token_ids

@@ -129,6 +129,7 @@ def closing(client):
     client.shutdown()
 
 
+@pytest.mark.costly
 def test_requests_continue_if_their_outputs_exceed_the_message_limit(
     client_of, engine_config, parts, traffic
 ):

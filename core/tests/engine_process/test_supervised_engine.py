@@ -328,6 +328,7 @@ def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffi
     assert serve_standard(client, traffic) == expected
 
 
+@pytest.mark.costly
 def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, traffic):
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
@@ -366,6 +367,7 @@ def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic
     assert client.num_restarts == 0 and results.tokens
 
 
+@pytest.mark.costly
 def test_a_failed_start_is_reported_and_leaves_no_process_or_file(supervised):
     with pytest.raises(Exception, match=r"7 GB.*load_model"):
         supervised(start="raises")

@@ -37,6 +37,7 @@ def test_the_multiproc_executor_meets_its_contract(case):
     case.run()
 
 
+@pytest.mark.costly
 def test_values_and_arrays_keep_their_types_across_processes(make):
     executor = make()
     values = [1, 2.5, "ü", b"\0", None, True, [1, [2]], {"a": {"b": 1}}]
@@ -46,6 +47,7 @@ def test_values_and_arrays_keep_their_types_across_processes(make):
     assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
 
 
+@pytest.mark.costly
 def test_a_large_result_is_not_sent_through_the_ring(make):
     executor = make()
     ramp = executor.collective_rpc("ramp", args=(100_000,), unique_reply_rank=0)["ramp"]
@@ -55,6 +57,7 @@ def test_a_large_result_is_not_sent_through_the_ring(make):
     assert executor.collective_rpc("echo", args=long, unique_reply_rank=0) == [long, {}]
 
 
+@pytest.mark.costly
 def test_the_error_for_a_value_that_cannot_be_sent_names_the_value(make):
     executor = make()
     with pytest.raises(MessageError, match=r"builtins\.object cannot be sent"):
@@ -68,6 +71,7 @@ def test_the_error_for_a_value_that_cannot_be_sent_names_the_value(make):
     assert executor.collective_rpc("echo") == [[[], {}]]
 
 
+@pytest.mark.costly
 def test_only_module_functions_can_be_called_by_name(make):
     executor = make()
     (pid,) = executor.collective_rpc("pid")
@@ -79,6 +83,7 @@ def test_only_module_functions_can_be_called_by_name(make):
         executor.collective_rpc(lambda worker: 1)
 
 
+@pytest.mark.costly
 def test_more_calls_than_fit_into_the_rings_do_not_block(make):
     executor = make(2)
     handles = [
@@ -103,6 +108,7 @@ def test_a_call_that_times_out_does_not_affect_later_calls(make):
     assert step.done() and step.result(0).step_id == 0
 
 
+@pytest.mark.costly
 def test_execute_model_can_be_awaited_before_sampling(make):
     executor = make(step=["is slow"])
     start(executor)
@@ -141,6 +147,7 @@ def test_the_worker_receives_its_options_and_its_extension(make, parts):
     assert executor.collective_rpc("twice") == [0, 2]
 
 
+@pytest.mark.costly
 def test_calls_after_shutdown_raise_an_error(make):
     executor = make()
     executor.shutdown()
@@ -155,6 +162,7 @@ def test_calls_after_shutdown_raise_an_error(make):
             call()
 
 
+@pytest.mark.costly
 def test_shutdown_raises_an_error_in_waiting_callers(make):
     executor = make(limits={"stop_timeout_s": 0.2})
     waiting = executor.collective_rpc("delay", args=(30,), non_block=True)
@@ -177,11 +185,13 @@ def test_shutdown_raises_an_error_in_waiting_callers(make):
         unread.result()
 
 
+@pytest.mark.costly
 def test_options_that_cannot_be_sent_are_reported(make):
     with pytest.raises(ConfigError, match="options cannot be sent to its process"):
         make(place=object())
 
 
+@pytest.mark.costly
 def test_a_worker_that_another_process_cannot_import_is_rejected(make, parts):
     class Local(parts.FaultyWorker):
         pass
@@ -212,6 +222,7 @@ def test_the_error_for_plugins_that_differ_from_the_engines_names_them(monkeypat
         check_plugins(registry, [reported(Resolution(version="9", **kwargs))])
 
 
+@pytest.mark.costly
 def test_result_sizes_above_the_limit_are_rejected_at_startup(make):
     with pytest.raises(ConfigError, match="max_logprobs=1024 "):
         make(config={"max_logprobs": 1024, "max_num_batched_tokens": 1 << 17})

@@ -126,6 +126,7 @@ def test_a_lost_connection_to_a_running_worker_is_reported(make):
         launch(executor, second).result(PATIENCE_S)
 
 
+@pytest.mark.costly
 def test_the_exit_status_of_a_process_is_reported(make):
     executor = make(step=["exits"])
     start(executor)
@@ -135,6 +136,7 @@ def test_the_exit_status_of_a_process_is_reported(make):
         executor.execute_model(second).result(PATIENCE_S)
 
 
+@pytest.mark.costly
 def test_a_step_that_exceeds_its_deadline_stops_the_engine(make):
     executor = make(2, limits={"step_timeout_s": 0.3}, step=["hangs", ""])
     start(executor)
@@ -149,6 +151,7 @@ def test_a_step_that_exceeds_its_deadline_stops_the_engine(make):
     assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
@@ -164,6 +167,7 @@ def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, message
         make(2, config={"start_timeout_s": 2}, start=["", how])
 
 
+@pytest.mark.costly
 def test_an_error_while_the_model_is_loaded_keeps_its_class(make):
     with pytest.raises(ModelError, match=r"worker 0 .* in load_model: requested failure"):
         make(worker_cls=UnloadableWorker)
@@ -200,6 +204,7 @@ def test_a_busy_worker_is_not_reported_as_stalled(make):
     assert busy.result(0) == [None, None]
 
 
+@pytest.mark.costly
 def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     executor = make(limits={"stop_timeout_s": 0.3})
     pid = executor.collective_rpc("pid")[0]
@@ -209,6 +214,7 @@ def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     assert time.monotonic() - began < NOTICE_S and not is_running(pid)
 
 
+@pytest.mark.costly
 def test_the_child_processes_of_a_worker_exit_with_the_worker(make):
     executor = make()
     child = executor.collective_rpc("has_child")[0]
@@ -217,6 +223,7 @@ def test_the_child_processes_of_a_worker_exit_with_the_worker(make):
     assert wait_until(lambda: not is_running(child), NOTICE_S)
 
 
+@pytest.mark.costly
 def test_workers_exit_when_their_executor_is_garbage_collected(make, parts, tmp_path):
     import weakref
 
@@ -229,6 +236,7 @@ def test_workers_exit_when_their_executor_is_garbage_collected(make, parts, tmp_
     assert executor_ref() is None and not is_running(pid)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_exit_when_their_parent_is_killed(tmp_path, stopped):
@@ -249,6 +257,7 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path, stopped):
     assert wait_until(lambda: not Path(folder).exists(), 5)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
 def test_the_first_worker_is_stopped_if_the_second_cannot_start(make, monkeypatch, what):

@@ -105,6 +105,7 @@ def test_frames_of_any_size_can_be_sent_and_received(ring):
         assert reader.receive(timeout_s=1) == frame
 
 
+@pytest.mark.costly
 def test_two_processes_receive_every_frame_of_a_long_stream(children):
     rng, checksum = Random(SEED), 0
     writer, reader_ends = make_ring(RingShape(num_readers=2, num_slots=8, slot_bytes=4096))

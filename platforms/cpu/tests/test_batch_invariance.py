@@ -110,6 +110,7 @@ def hold(checkpoint, num_requests, num_tokens, batches=BATCHES, **options):
         assert not differing, f"in batches of {size} on {threads} threads: requests {differing}"
 
 
+@pytest.mark.costly
 def test_outputs_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 33, 5)
 
@@ -134,6 +135,7 @@ def test_outputs_of_a_thousand_requests_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 1000, 64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("part", "named"),
     [

@@ -21,6 +21,7 @@ def test_the_platform_meets_its_contract():
     check_platform(CPUPlatform)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 4}])
 def test_the_worker_meets_its_contract(fields, tmp_path):

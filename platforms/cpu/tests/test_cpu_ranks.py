@@ -15,7 +15,8 @@ from torch import distributed, nn
 from dovetail.errors import PeerLostError
 from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext
 from dovetail_cpu.native_library import probe_any
-from dovetail_cpu.packed_cache import PackedCache, packed_folder
+from dovetail_cpu.packed_cache.cache import PackedCache
+from dovetail_cpu.packed_cache.folder import packed_folder
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker
@@ -233,6 +234,7 @@ def test_a_connection_without_the_token_is_closed(tmp_path):
         assert torch.equal(other.result(5), torch.full((3,), 2.0))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("elements", [0, 1, 100_000, 5_000_000])
 def test_collective_operations_support_tensors_of_any_size(tmp_path, elements):
     """Tensors use sockets if they are small or larger than a slot, else shared memory."""

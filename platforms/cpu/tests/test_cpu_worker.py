@@ -12,8 +12,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, PluginError, WeightError
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
 from dovetail_cpu.runtime import lazy_zeros
-from dovetail_cpu.worker import CACHE_VARIABLE
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
@@ -53,6 +53,7 @@ def kept(index, **more):
     return {"plugin_options": {"worker:cpu": options}}
 
 
+@pytest.mark.costly
 @native
 @pytest.mark.parametrize("quantization", [None, "int8", "q4_k", "int4"])
 def test_the_second_start_of_a_worker_maps_the_cached_packed_weights(
@@ -117,6 +118,7 @@ def test_torch_uses_one_thread_if_and_only_if_native_kernels_are_used(checkpoint
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [

@@ -188,6 +188,7 @@ def test_the_call_counter_detects_operations_without_native_calls(write_bf16, ca
     assert set(calls) == {"attention"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", PER_STEP)
 def test_tokens_equal_those_of_torch_up_to_rounding(architecture, write_bf16):
     path = write_bf16(architecture)

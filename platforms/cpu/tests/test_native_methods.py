@@ -82,6 +82,7 @@ def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloa
     return layer, layer.weight.detach().double(), bias_O
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_linear_method_meets_its_contract(name):
     check_linear_method(type(make(name)), CPU)

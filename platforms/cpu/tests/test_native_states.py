@@ -41,6 +41,7 @@ at_every_level = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.costly
 @at_every_level
 def test_recurrent_operations_meet_their_contract_at_every_level(level):
     cases = list(state_cases(NativeOps, HOST, dtypes=["bfloat16"]))

@@ -10,7 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail.interfaces import ModelContext, WeightLoaderContext
-from dovetail_cpu.packed_cache import PACKED_FORM, PackedCache, default_folder, packed_folder
+from dovetail_cpu.packed_cache.cache import PackedCache
+from dovetail_cpu.packed_cache.folder import default_folder, packed_folder
+from dovetail_cpu.packed_cache.packed_file import PackedFile
+from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
 from dovetail_torch.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -110,7 +114,9 @@ def write_checkpoint(path, tied, seed=0):
 class Started:
     """A model, loaded as the worker loads models. `read`: names of the weights that were read."""
 
-    def __init__(self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1):
+    def __init__(
+        self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1, prefetches=False
+    ):
         self.read = []
         fill = Assignment.fill
         with monkeypatch.context() as patched:
@@ -122,7 +128,16 @@ class Started:
             loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
             self.method = Doubled(version)
             self.model = Model(self.method, tied=tied)
-            cache = PackedCache(folder, self.model, loader.fingerprint(), min_bytes=min_bytes)
+            self.prefetch = None
+            if prefetches:
+                self.prefetch = PackedPrefetch(folder, checkpoint, num_threads=1)
+            cache = PackedCache(
+                folder,
+                self.model,
+                loader.fingerprint(),
+                min_bytes=min_bytes,
+                prefetch=self.prefetch,
+            )
             with torch.inference_mode():
                 self.is_restored = cache.restore(num_threads=2)
                 loader.load(self.model)
@@ -164,6 +179,28 @@ def test_the_second_start_reads_only_the_weights_that_are_never_packed(start, tm
     assert not warnings(caplog)
 
 
+def test_prefetched_packed_weights_are_used_and_verified_once(start, monkeypatch, caplog):
+    first = start(prefetches=True)
+    assert not first.is_restored and not warnings(caplog)
+    num_verified, verify = [], PackedFile.verify
+    monkeypatch.setattr(
+        PackedFile, "verify", lambda *a, **k: (num_verified.append(a), verify(*a, **k))
+    )
+    second = start(prefetches=True)
+    assert second.is_restored and len(num_verified) == 1
+    assert torch.equal(first.logits_TV, second.logits_TV)
+
+
+def test_a_prefetched_file_of_another_format_is_not_used(start, tmp_path, caplog):
+    first = start(version=1)
+    (file,) = files(tmp_path)
+    os.utime(file, (1, 1))
+    start(version=2)
+    mistaken = start(version=1, prefetches=True)
+    assert mistaken.is_restored and torch.equal(mistaken.logits_TV, first.logits_TV)
+    assert not warnings(caplog)
+
+
 def test_a_moved_checkpoint_uses_the_cached_file_but_a_changed_checkpoint_does_not(
     start, checkpoint, tmp_path, tied
 ):
@@ -197,13 +234,14 @@ def test_packed_formats_are_cached_separately(start, tmp_path):
 
 
 @pytest.mark.parametrize("path", [3, 20, 60, -1])
-def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, path):
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, path, prefetches):
     first = start()
     (file,) = files(tmp_path)
     content = bytearray(file.read_bytes())
     content[path] ^= 255
     file.write_bytes(content)
-    damaged = start()
+    damaged = start(prefetches=prefetches)
     assert not damaged.is_restored and torch.equal(damaged.logits_TV, first.logits_TV)
     (text,) = warnings(caplog)
     assert str(tmp_path / "cache") in text and "repacked" in text

@@ -4,9 +4,10 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dovetail_cpu.packed_cache.cache import ENDING, packed_folder
+from dovetail_cpu.packed_cache.folder import ENDING, packed_folder
 from dovetail_cpu.packed_cache.packed_file import (
     MAGIC,
     PAGE_BYTES,
@@ -43,8 +44,17 @@ def test_packed_weights_are_mapped_on_page_boundaries(path):
     assert {name: bytes(form) for name, form in forms.items()} == FORMS
     assert all(form.readonly for form in forms.values())
     assert path.read_bytes().find(FORMS["a"]) % PAGE_BYTES == 0
+    # Pages of a mapped file need no new memory.
+    address = np.frombuffer(forms["a"], np.uint8).ctypes.data
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert any(_contains(line, address) and line.endswith(str(path)) for line in lines)
     path.unlink()
     assert bytes(forms["a"]) == FORMS["a"]
+
+
+def _contains(line, address):
+    start, _, end = line.split()[0].partition("-")
+    return int(start, 16) <= address < int(end, 16)
 
 
 def test_every_damaged_byte_is_detected(path):
@@ -112,7 +122,10 @@ def test_the_least_recently_used_files_are_deleted_first(folder):
     for number, name in enumerate("abc"):
         store(folder, name, 30)
         os.utime(folder.path / f"{name}{ENDING}", (number, number))
+    assert folder.names() == ["c", "b", "a"]
+    os.close(folder.open("b", marks_use=False))
     os.close(folder.open("a"))
+    assert folder.names() == ["a", "c", "b"]
     store(folder, "d", 30)
     assert names(folder) == ["a", "c", "d"]
     with pytest.raises(FolderError, match="limit of 100"):

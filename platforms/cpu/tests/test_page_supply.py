@@ -47,6 +47,7 @@ def make():
         item.close()
 
 
+@pytest.mark.costly
 def test_memory_pages_are_allocated_before_their_kv_cache_blocks_are_used(buffers, make):
     buffers[0][0, 5] = 7
     supply, before = make(buffers, 32 * MIB), resident_mib()

@@ -68,6 +68,7 @@ def answers(path, num_threads=2, **options):
     return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs], counts
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", [*OURS, "CustomNormsLayer"])
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -83,6 +84,7 @@ def test_replayed_steps_are_bitwise_equal_to_eager_steps(
     assert "runs eagerly" not in caplog.text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "quantization"),
     [("LlamaForCausalLM", "int8"), ("LlamaForCausalLM", "int4"), ("Qwen3MoeForCausalLM", "int4")],
@@ -94,6 +96,7 @@ def test_quantized_models_are_replayed_too(architecture, quantization, write_bf1
     assert counts.replayed > 10
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [("MixedOpsLayer", "aten::mul.Tensor"), ("HiddenCopyLayer", "different results")],

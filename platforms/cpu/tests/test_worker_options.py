@@ -59,6 +59,7 @@ def start(model, worker_cls, options):
     ).shutdown()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("worker_cls", ["cpu", Plain, WorkerWithMoreOptions])
 @pytest.mark.parametrize(
     ("options", "report"),

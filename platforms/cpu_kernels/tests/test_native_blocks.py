@@ -94,6 +94,7 @@ def exact_inputs(rows, K, seed=0):
     return (x * 2.0 ** powers.float()).bfloat16()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", TYPES)
 def test_matrix_products_with_quantized_blocks_equal_those_with_dequantized_values(level, name):
     """Inputs are exact in int8, so only sums in float32 are rounded."""
@@ -123,6 +124,7 @@ def parts_of(blocks):
     return total
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", TYPES)
 def test_a_row_of_a_matrix_product_with_blocks_does_not_depend_on_its_batch(level, name):
     blocks = Blocks(name, 70, 1536)

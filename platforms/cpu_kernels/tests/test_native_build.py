@@ -50,6 +50,7 @@ def status_of(source, **variables):
     return json.loads(done.stdout)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("compiler", "says"),
     [
@@ -69,6 +70,7 @@ def test_after_a_failed_build_the_package_reports_the_reason(tmp_path, compiler,
     assert says in status["reason"] and "C++17 compiler" in status["reason"]
 
 
+@pytest.mark.costly
 def test_a_wheel_that_was_built_without_a_library_contains_the_reason(tmp_path):
     member = copy_member(tmp_path)
     run_setup(member, "bdist_wheel", "--dist-dir", str(tmp_path / "wheels"), CXX="/bin/false")

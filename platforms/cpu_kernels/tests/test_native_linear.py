@@ -131,6 +131,7 @@ def assert_near(y, reference):
     assert error < TOLERANCE[y.dtype], error
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "group"), KINDS)
 def test_linear_layers_of_every_shape_equal_the_reference(level, kind, group):
@@ -209,6 +210,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 def test_activations_are_applied_after_the_bias_and_before_the_residual(level, kind, group, name):

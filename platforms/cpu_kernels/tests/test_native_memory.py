@@ -100,6 +100,7 @@ print(len(set(result)), bytes(result) == first, result[0] != 0)
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("name", ["attention", "bf16", "int8"])
 def test_an_operation_without_memory_raises_an_error_with_its_name(name, num_threads):

@@ -59,6 +59,7 @@ def norm(x, weight, eps, offset):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight.double() + offset)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("size", SIZES)
 def test_rms_norm_of_rows_equals_the_reference(num_threads, size):
     x, weight = numbers(50, size, padding=3), numbers(size, seed=1)
@@ -86,6 +87,7 @@ def test_rms_norm_works_in_place_on_heads_of_a_fused_projection(num_threads):
     assert torch.equal(qkv[:, 20:], before[:, 20:])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("size", SIZES)
 def test_add_rms_norm_equals_the_reference(num_threads, size):
     x, residual = numbers(40, size, padding=2), numbers(40, size, seed=2, padding=1)
@@ -107,6 +109,7 @@ def rotated(x, positions, table):
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("size", SIZES)
 def test_layer_norm_equals_the_reference(num_threads, size):
     rows = 70
@@ -141,6 +144,7 @@ def test_layer_norm_equals_the_reference(num_threads, size):
         check(y, want)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("size", "rotary"), [(64, 64), (128, 128), (80, 32), (96, 24), (6, 2)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_rotary_embedding_equals_the_reference(num_threads, size, rotary, in_place):
@@ -169,6 +173,7 @@ GATES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("size", SIZES)
 def test_gated_activations_equal_the_reference(num_threads, name, size):
@@ -200,6 +205,7 @@ def test_embedding_returns_the_rows_of_the_table(num_threads):
     assert not y[:, 72:].any()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 7, 16, 1000, 1024, 5003])
 def test_argmax_returns_the_first_maximum_or_nan(num_threads, dtype, size):

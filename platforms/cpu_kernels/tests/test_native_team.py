@@ -48,6 +48,7 @@ def test_every_work_item_is_processed_exactly_once(driver, case):
     assert "20 turns" in done.stdout, "no case was run"
 
 
+@pytest.mark.costly
 @needs_compiler
 @pytest.mark.parametrize(
     ("case", "turns"),

@@ -89,6 +89,7 @@ def test_a_region_keeps_its_address_and_returns_its_memory(memory, library):
     assert region.address == address
 
 
+@pytest.mark.costly
 def test_the_memory_of_a_region_is_freed_with_its_last_tensor(memory, library):
     region = memory.reserve(PAGE)
     region.map()
@@ -102,6 +103,7 @@ def test_the_memory_of_a_region_is_freed_with_its_last_tensor(memory, library):
     assert library.stand_in_used() == library.stand_in_num_reservations() == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("function", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
 def test_a_failed_call_leaves_the_region_unmapped(memory, library, function):
     region = memory.reserve(PAGE)
@@ -146,6 +148,7 @@ def unmapped(memory):
     return region
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
 def test_the_fake_driver_rejects_invalid_calls(memory, library, misuse):
     with pytest.raises(PluginError, match="failed with error 1;"):
@@ -300,6 +303,7 @@ def test_an_engine_stays_asleep_if_the_memory_is_taken_and_can_wake_up_later(
     assert tokens(engine) == expected
 
 
+@pytest.mark.costly
 def test_sleep_tags_can_wake_up_the_weights_before_the_cache(engine, library):
     expected = tokens(engine)
     in_use = library.stand_in_used()

@@ -172,6 +172,7 @@ def test_a_compiled_model_reads_the_metadata_of_the_step(qkv, compiled):
     assert [call[3] for call in layers[0].calls] == ["one", "two", "three"]
 
 
+@pytest.mark.costly
 @torch.inference_mode()
 def test_a_compiled_model_supports_other_numbers_of_tokens_with_the_same_table(qkv, compiled):
     table, layers, _ = make_table()

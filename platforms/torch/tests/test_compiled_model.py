@@ -56,6 +56,7 @@ def inputs(num_tokens):
     return torch.arange(num_tokens) % 32, torch.arange(num_tokens)
 
 
+@pytest.mark.costly
 @torch.inference_mode()
 @pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
 def test_no_number_of_tokens_triggers_a_recompilation_after_startup(level, table):

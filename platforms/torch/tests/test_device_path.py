@@ -16,6 +16,7 @@ from dovetail_torch.runner.staging import Staging
 PROMPT = [3, 1, 4, 1, 5, 9]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [1, 2, 7])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_plans_give_the_same_results_as_on_the_host(runner_of, seed, depth):

@@ -150,6 +150,7 @@ def test_an_output_tensor_of_a_different_shape_is_rejected(device):
         torch.add(torch.ones(3, device=device), 1, out=torch.empty(0, device=device))
 
 
+@pytest.mark.costly
 def test_device_memory_is_counted_and_freed(device):
     module = install()
     gc.collect()

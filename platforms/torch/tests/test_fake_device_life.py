@@ -259,6 +259,7 @@ def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
     assert available[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
+@pytest.mark.costly
 def test_the_memory_of_sampling_for_all_requests_is_not_available_for_the_cache(
     checkpoint, monkeypatch
 ):

@@ -161,6 +161,7 @@ def test_experts_with_stored_codes_give_the_same_sums_as_the_written_values(monk
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.costly
 def test_a_device_that_stores_codes_generates_the_same_tokens_as_the_host(tmp_path):
     pytest.importorskip("dovetail_models")
     checkpoint = write_tiny_llama(tmp_path)

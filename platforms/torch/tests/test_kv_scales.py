@@ -81,6 +81,7 @@ def start(checkpoint, **options):
     return worker
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("attn.k_scale", "")]
@@ -104,12 +105,14 @@ def test_the_layers_get_the_scales_of_the_checkpoint(tmp_path, names, dtype):
     worker.shutdown()
 
 
+@pytest.mark.costly
 def test_layers_without_scales_in_the_checkpoint_use_a_scale_of_1(tmp_path):
     worker = start(write_tiny_llama(tmp_path))
     assert [scales.tolist() for scales in ScaledBackend.seen] == [[1.0, 1.0]] * 2
     worker.shutdown()
 
 
+@pytest.mark.costly
 def test_scales_are_ignored_without_an_fp8_cache(tmp_path):
     checkpoint = with_scales(tmp_path, {FOR_LAYER.format(0, "k_proj.k_scale"): 0.5})
     worker = start(checkpoint, kv_cache_dtype="auto", kv_cache_scales=None)
@@ -162,6 +165,7 @@ def test_a_backend_without_per_layer_scales_is_rejected(tmp_path):
         start(write_tiny_llama(tmp_path), attention_backend=NoWaitAttentionBackend)
 
 
+@pytest.mark.costly
 def test_scales_are_reloaded_after_sleep_level_2(tmp_path):
     name = FOR_LAYER.format(0, "k_scale")
     worker = start(with_scales(tmp_path, {name: 0.5}), enable_sleep_mode=True)

@@ -61,6 +61,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
     assert len(set(uniforms(ends, np.zeros(3, np.int64)).tolist())) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "settings",
     [

@@ -212,6 +212,7 @@ def test_a_device_without_virtual_memory_is_rejected(checkpoint, monkeypatch):
         engine(checkpoint)
 
 
+@pytest.mark.costly
 def test_the_cpu_platform_rejects_sleep_mode(checkpoint):
     pytest.importorskip("dovetail_cpu")
     with pytest.raises(ConfigError, match=r"enable_sleep_mode=True .* platform 'cpu'.*'sleep'"):

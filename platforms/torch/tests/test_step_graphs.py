@@ -68,6 +68,7 @@ def expected(checkpoint):
     return generate(checkpoint, enforce_eager=True)[0]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mode", ["full_and_piecewise", "full", "piecewise"])
@@ -91,6 +92,7 @@ def test_graphs_capture_compiled_code(checkpoint, expected, level, mode):
     DEVICE.check()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{"graph_mode": "none"}, {"enforce_eager": True}])
 def test_without_graphs_every_step_runs_eagerly(checkpoint, expected, options):
     actual, counts = generate(checkpoint, **options)
@@ -98,12 +100,14 @@ def test_without_graphs_every_step_runs_eagerly(checkpoint, expected, options):
     assert (counts.captured, counts.replayed) == (0, 0)
 
 
+@pytest.mark.costly
 def test_steps_above_the_maximum_size_run_eagerly(checkpoint, expected):
     actual, counts = generate(checkpoint, graph_mode="full", max_graph_size=2)
     assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
     assert counts.captured == 2 and counts.replayed and counts.eager > 10
 
 
+@pytest.mark.costly
 def test_attention_without_support_for_graphs_runs_between_graphs(checkpoint, expected, caplog):
     caplog.set_level(logging.WARNING, logger="dovetail_torch")
     actual, counts = generate(checkpoint, NoWaitAttentionBackend)
@@ -129,6 +133,7 @@ class Waits(GraphAttentionBackend):
         return layer
 
 
+@pytest.mark.costly
 def test_a_failed_capture_is_reported_and_every_step_runs_eagerly(checkpoint, expected, caplog):
     caplog.set_level(logging.WARNING, logger="dovetail_torch")
     actual, counts = generate(checkpoint, Waits, graph_mode="full")
@@ -137,6 +142,7 @@ def test_a_failed_capture_is_reported_and_every_step_runs_eagerly(checkpoint, ex
     assert "is not allowed while a graph is captured" in caplog.text
 
 
+@pytest.mark.costly
 def test_after_a_failed_capture_of_decodes_attention_runs_between_graphs(
     checkpoint, expected, caplog
 ):
@@ -147,6 +153,7 @@ def test_after_a_failed_capture_of_decodes_attention_runs_between_graphs(
     assert "runs without graphs of decodes: a capture failed" in caplog.text
 
 
+@pytest.mark.costly
 def test_after_a_failed_capture_of_mixed_steps_decodes_use_graphs(
     checkpoint, expected, caplog, monkeypatch
 ):
@@ -178,10 +185,12 @@ class Frozen(GraphBuilder):
         pass
 
 
+@pytest.mark.costly
 def test_graph_attention_meets_its_contract():
     check_attention(GraphAttentionBackend, torch.device("cpu"))
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("builder", [Outdated, Frozen, NoWaitBuilder])
 def test_the_suite_rejects_faulty_graph_metadata(builder):
@@ -226,6 +235,7 @@ def test_captures_run_without_the_garbage_collector_and_keep_a_freeze(
     assert gc.isenabled() and calls == expected
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "action",
     [
@@ -301,6 +311,7 @@ class Forgetful(GraphBuilder):
         object.__setattr__(metadata, "batch", batch)
 
 
+@pytest.mark.costly
 def test_metadata_at_a_new_address_is_detected_in_an_engine(checkpoint):
     class Mutant(GraphAttentionBackend):
         @staticmethod

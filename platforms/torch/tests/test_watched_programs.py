@@ -55,6 +55,7 @@ class Strict:
             return self.runner.sample_tokens(grammar)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("seed", "depth", "lag"), [(0, 1, None), (1, 2, 30), (2, 5, None)])
 def test_random_plans_give_the_same_results_and_the_host_never_waits(

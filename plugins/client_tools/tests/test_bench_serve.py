@@ -137,6 +137,7 @@ def _faults(null):
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("group", "name", "kind"),
     [
@@ -179,6 +180,7 @@ def test_the_error_for_a_host_that_cannot_be_found_names_it(run, url):
     assert code == 2 and url in messages
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -180,6 +180,7 @@ def test_ctrl_c_keeps_finished_lines(files, serve, null):
     assert len(records(output)) == 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -205,6 +206,7 @@ def test_the_error_for_an_unusable_input_names_the_file(run, tmp_path, monkeypat
     assert code == 2 and f"'{name}'" in messages
 
 
+@pytest.mark.costly
 def test_an_engine_in_this_process_executes_the_lines(run, files):
     source, output = files
     body = {"prompt": "Anna", "max_tokens": 4, "temperature": 0}

@@ -257,6 +257,7 @@ def test_pressing_q_ends_the_display_and_restores_the_terminal(null, steps, star
     assert terminal.output.endswith(b"\x1b[?25h\x1b[?1049l")  # the cursor and the first screen
 
 
+@pytest.mark.costly
 @pytest.mark.clock
 def test_the_display_uses_at_most_two_percent_of_a_core(null, steps, start):
     with null.running(steps.respond) as url:

@@ -219,6 +219,7 @@ def frame(kind, payload):
     return log_file._FRAME.pack(kind, len(body), zlib.crc32(body)) + body
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -367,6 +368,7 @@ def complete(url):
         return response.status
 
 
+@pytest.mark.costly
 def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, requests_during_trace):
     program = "import sys; from dovetail.cli.app import main; sys.exit(main())"
     options = ["--model", "demo", "--port", "0", "--api-key", "secret"]

@@ -242,6 +242,7 @@ def test_the_model_is_accurate_on_every_task(training_modules):
     _assert_accurate(evaluate(model_dir(), 200))
 
 
+@pytest.mark.costly
 def test_the_main_model_answers_a_greeting_and_both_models_stop(training_modules):
     pytest.importorskip("transformers")
     from evaluate import Answerer

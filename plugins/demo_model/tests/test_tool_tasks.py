@@ -133,6 +133,7 @@ def test_a_question_without_useful_functions_offers_a_decoy():
     assert [offer.definition in DECOYS for offer in offers] == [True]
 
 
+@pytest.mark.costly
 def test_values_of_held_out_calls_are_not_sampled_for_training():
     rng = Random(6)
     for name in FUNCTIONS:
@@ -185,6 +186,7 @@ def test_training_conversations_with_functions_contain_calls_and_rejections_and_
     assert not any(len(turn) == 4 for item in drawn if not item.tools for turn in item.turns)
 
 
+@pytest.mark.costly
 def test_the_tags_of_a_call_are_tokens_that_the_decoded_text_keeps(saved):
     tokenizer, loaded = saved
     ids = tokenizer.encode(CALL, add_special_tokens=False).ids

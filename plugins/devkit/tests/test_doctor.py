@@ -117,6 +117,7 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
 
+@pytest.mark.costly
 def test_after_a_plugin_that_exits_a_new_process_loads_the_remaining_plugins(
     install, count_as_member
 ):
@@ -131,6 +132,7 @@ def test_after_a_plugin_that_exits_a_new_process_loads_the_remaining_plugins(
     assert [bool(trial.error) for trial in trials] == [False, True, False]
 
 
+@pytest.mark.costly
 def test_an_unusable_platform_is_reported_as_a_note(install):
     source = """
 from dovetail.interfaces import Platform, PlatformInfo, Probe

@@ -112,6 +112,7 @@ def packages(tmp_path_factory):
     return {kind: write_package(kind, NAMES[kind], folder) for kind in BLUEPRINTS}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", BLUEPRINTS)
 def test_a_package_has_a_project_a_manifest_and_its_entry_points(packages, kind):
     created = packages[kind]
@@ -212,6 +213,7 @@ def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):
         run(["pytest", "-q", "-p", "no:cacheprovider", tests], tmp_path, **threads)
 
 
+@pytest.mark.costly
 def test_a_new_command_can_be_called(packages, tmp_path):
     threads = check_installed(packages, [COMMAND], tmp_path)
     tests = packages[COMMAND].folder / "tests"

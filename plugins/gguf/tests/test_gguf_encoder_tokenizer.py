@@ -93,6 +93,7 @@ def test_pieces_with_the_mark_of_a_start_are_words_and_the_others_continue_words
     assert tokenizer.encode("ning") == [2, 1, 3], "a continuation does not start a word"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("tokens", "changes", "expected"),
     [

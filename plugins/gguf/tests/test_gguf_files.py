@@ -89,6 +89,7 @@ def test_the_configuration_comes_from_the_metadata(small_file):
     assert config.quantization["config"]["types"] == {"Q4_1": 8}
 
 
+@pytest.mark.costly
 def test_the_front_end_reads_a_gguf_file_without_a_tensor_library(small_file):
     """torch and gguf take long to import, and the front end of a server does not need them."""
     program = (

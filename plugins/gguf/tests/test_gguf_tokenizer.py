@@ -108,6 +108,7 @@ def test_token_types_decide_which_tokens_are_special_or_added(tmp_path):
     assert tokenizer.eos_token_id == ids[3]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_splits_a_text_without_changing_it(pre, tmp_path):
     tokenizer = load(write_bytes_vocabulary(tmp_path / "a.gguf", pre=pre, add_bos_token=False))

@@ -42,6 +42,7 @@ def done(tmp_path_factory):
     return run(spec_of(), out), out
 
 
+@pytest.mark.costly
 def test_every_policy_runs_the_same_workloads_at_fractions_of_the_capacity(done):
     results, _ = done
     assert len(results.records) == 2 * 2 * 6 and not results.failures
@@ -85,6 +86,7 @@ def test_identical_policies_tie_and_noise_is_not_significant(done, tmp_path):
     assert ranking.describe(3).startswith(f"not distinguishable: {ranking.best}, ")
 
 
+@pytest.mark.costly
 def test_a_comparison_with_one_seed_has_no_verdict(tmp_path):
     results = run(spec_of(seeds=1, loads=(0.9,)), tmp_path)
     (result,) = compare_all(results, "e2e_mean", "sim")
@@ -104,6 +106,7 @@ def test_finished_runs_are_reused_if_their_settings_are_unchanged(done, tmp_path
     assert other.num_reused == 0
 
 
+@pytest.mark.costly
 def test_a_run_with_a_damaged_file_is_repeated(done):
     _, out = done
     victim = next((out / "runs").glob("*.json"))
@@ -138,6 +141,7 @@ def test_a_run_that_hangs_is_killed_at_its_time_limit(tmp_path):
     assert len(results.values(Cell(engine="sim", policy="shortest", load=0.5), "e2e_mean")) == 2
 
 
+@pytest.mark.costly
 def test_output_of_a_policy_goes_to_the_log_of_the_workers(tmp_path):
     results = run(spec_of(("prints",), seeds=1, loads=(0.5,)), tmp_path)
     assert not results.failures
@@ -152,6 +156,7 @@ def test_a_failed_run_is_repeated(tmp_path):
     assert again.num_reused == 1 and len(again.failures) == 1
 
 
+@pytest.mark.costly
 def test_unfinished_requests_are_reported(tmp_path):
     spec = spec_of(("fcfs", "unfinished"), seeds=2, loads=(0.5,), drain=0.0)
     results = run(spec, tmp_path)
@@ -160,11 +165,13 @@ def test_unfinished_requests_are_reported(tmp_path):
     assert results.values(cell, "e2e_mean") == {} and results.values(cell, "e2e_p50")
 
 
+@pytest.mark.costly
 def test_an_experiment_whose_baseline_burst_fails_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"burst run of the baseline 'raises' failed.*is broken"):
         run(spec_of(("raises", "fcfs")), tmp_path)
 
 
+@pytest.mark.costly
 def test_results_are_exported_as_csv_parquet_and_a_data_frame(done):
     pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
     results, out = done
@@ -253,6 +260,7 @@ def test_toml_and_yaml_describe_the_same_experiment(tmp_path):
         read_spec(tmp_path / "none.toml")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -275,6 +283,7 @@ def test_a_device_file_is_rejected_as_an_experiment_file():
         read_spec(Path("/dev/zero"))
 
 
+@pytest.mark.costly
 def test_a_full_disk_fails_the_experiment_and_leaves_no_partial_file(tmp_path, monkeypatch):
     def fail(path, content):
         path.touch()

@@ -59,6 +59,7 @@ def statuses(folder):
         return {(row["policy"], row["status"]) for row in csv.DictReader(file)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -85,6 +86,7 @@ def test_the_error_for_a_malformed_trace_names_the_line(name, text, message, fol
     assert message in words(capsys.readouterr().err)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "load", ["0", "-0.5", "nan", "101", "fast", "0.5:0.9:1", "0.5,0.5", "0.5:1:9999999"]
 )
@@ -124,6 +126,7 @@ def test_an_experiment_section_that_is_not_a_table_is_rejected(text, message, fo
     assert message in words(capsys.readouterr().err)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -157,6 +160,7 @@ def test_an_invalid_load_is_the_only_error_that_is_reported(folder, capsys):
     assert words(capsys.readouterr().err).count("loads") == 1
 
 
+@pytest.mark.costly
 def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):
     (folder / "a.csv").write_text(AZURE + ROW.format(5, 10, 10) + ROW.format(4, 10, 10))
     command = ["lab", "compare", "--policies", "fcfs", "--trace", "azure:a.csv", "--requests", "2"]
@@ -164,6 +168,7 @@ def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):
     assert "a.csv:3: " in capsys.readouterr().err
 
 
+@pytest.mark.costly
 @pytest.mark.clock
 def test_a_policy_that_hangs_does_not_affect_other_policies(folder, capsys):
     (folder / "good.csv").write_text(AZURE + GOOD)
@@ -193,6 +198,7 @@ def test_an_invalid_option_in_a_sweep_does_not_affect_other_candidates(folder, c
     assert "chunk=64" in output.out and "chunk=-1" in output.out + output.err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", [["replay"], ["show"], ["explain", "1"], ["diff", "fcfs"]])
 def test_a_log_of_a_different_version_is_rejected(command, folder, capsys):
     assert (
@@ -209,6 +215,7 @@ def test_a_log_of_a_different_version_is_rejected(command, folder, capsys):
     assert "version" in words(capsys.readouterr().err)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

@@ -169,6 +169,7 @@ def test_the_replay_command_runs_another_scheduler_from_a_file_only_if_trusted(l
     assert "Classes in the module: Mine, MyScheduler" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "command",
     [

@@ -103,12 +103,14 @@ def test_a_policy_that_raises_or_breaks_the_contract_does_not_affect_other_polic
     assert "6 of 12 runs failed" in (folder / "lab-results/report.html").read_text()
 
 
+@pytest.mark.costly
 def test_a_policy_from_a_file_needs_trust_local_code(folder, capsys):
     command = ["lab", "compare", "--policies", "./mine.py:Mine,fcfs", "--trace", "chat", *SMALL]
     assert main([*command, "--no-report"]) == 2
     assert "trust" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.costly
 def test_flags_override_fields_of_the_file(folder, capsys):
     (folder / "small.toml").write_text(
         'policies = ["fcfs", "vtc"]\nloads = [0.5, 0.9]\nseeds = 2\n'
@@ -126,6 +128,7 @@ def test_flags_override_fields_of_the_file(folder, capsys):
     assert output["setup"]["step_times"] == "linear:decode_ps=0"
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -171,6 +174,7 @@ def test_the_adversary_command_writes_an_experiment_that_the_compare_command_rep
     assert "omit --trace" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 def test_the_run_command_writes_a_decision_log_for_the_explain_and_diff_commands(folder, capsys):
     command = ["lab", "run", "fcfs", "--trace", "azure:conv", "--requests", "80", "--load", "2"]
     assert main([*command, "--decision-log", "a.log", "--perfetto", "a.json"]) == 0

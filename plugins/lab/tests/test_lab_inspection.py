@@ -179,6 +179,7 @@ def test_an_observed_step_shows_the_waiting_order_and_every_action(log):
     assert result.granted == {"a": 5, "b": 5}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf", "vtc", "sarathi", "mlfq"])
 def test_observing_a_step_does_not_change_the_plans(policy, tmp_path):
     recording = Recording(tmp_path / "run.log", policy, blocks=12)

@@ -101,6 +101,7 @@ def test_a_replay_detects_a_changed_decision_of_the_scheduler(tmp_path, monkeypa
     assert recorded_blocks != mine
 
 
+@pytest.mark.costly
 def test_a_replay_names_the_step_at_which_another_scheduler_differs(tmp_path):
     first = set()
     for seed in SEEDS:

@@ -63,6 +63,7 @@ def drawn(name, draw, *arguments):
         return draw(*arguments)
 
 
+@pytest.mark.costly
 def test_the_page_makes_no_external_requests_and_escapes_names(done):
     _, files, _ = done
     page = files.page.read_text()
@@ -121,6 +122,7 @@ def test_a_difference_that_is_not_significant_is_drawn_as_a_hollow_bar(done):
     assert unclear.get_facecolor()[3] == 0
 
 
+@pytest.mark.costly
 def test_the_cumulative_distribution_ends_at_one_unless_requests_are_unfinished(done, tmp_path):
     results, _, _ = done
     figure = drawn("cdf", draw_distributions, results, "sim", 0.9)
@@ -139,6 +141,7 @@ def test_the_charts_of_all_policies_share_their_axes(done):
     assert drawn("gantt", draw_gantt, results, "sim", 0.9, ["raises"]) is None
 
 
+@pytest.mark.costly
 def test_service_curves_need_two_tenants(done, tmp_path):
     results, _, _ = done
     figure = drawn("tenants", draw_tenants, results, "sim", 0.9)
@@ -159,6 +162,7 @@ def test_tables_name_winners_and_ties(done):
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]
 
 
+@pytest.mark.costly
 def test_the_report_of_equal_policies_names_no_winner_and_its_curves_are_visible(tmp_path):
     results = run(tmp_path, ("fcfs", "sjf"), seeds=2)  # the queue serves both in the same order
     assert list(winner_table(results, "sim").rows) == [["all metrics", "equal", "equal"]]

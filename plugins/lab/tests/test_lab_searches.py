@@ -58,6 +58,7 @@ def test_halving_reuses_the_runs_of_earlier_rounds(tmp_path):
     assert len(list((tmp_path / "runs").glob("*.json"))) == 8 + 8 + 12 + 6 + 8
 
 
+@pytest.mark.costly
 def test_a_candidate_that_fails_is_last(tmp_path):
     candidates = [*candidates_of("tuned", {"slowness": (1.0, 0.5)})]
     candidates.append(candidates[0].model_copy(update={"policy": "raises", "label": "broken"}))
@@ -66,6 +67,7 @@ def test_a_candidate_that_fails_is_last(tmp_path):
     assert result.candidates[-1].verdict == "failed"
 
 
+@pytest.mark.costly
 def test_a_metric_whose_higher_values_are_better_is_maximized(tmp_path):
     spec = spec_of(
         ["fcfs"],
@@ -120,6 +122,7 @@ def test_an_adversary_finds_a_workload_that_new_seeds_confirm(tmp_path):
         assert all(low <= trial.parameters[name] <= high * 1.0001 for trial in result.trials)
 
 
+@pytest.mark.costly
 def test_the_found_workload_can_be_repeated_from_its_file(tmp_path):
     result = search_adversary(
         spec_of(["shortest", "fcfs"], seeds=1), "e2e_mean", 2, options(tmp_path)
@@ -139,6 +142,7 @@ def test_an_adversary_depends_only_on_its_seed(tmp_path):
     assert first.trials[0].parameters != other.trials[0].parameters
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("policies", "metric", "trials", "message"),
     [

@@ -46,6 +46,7 @@ def test_a_run_with_more_replicas_ends_earlier_and_its_steps_are_merged():
     assert three.num_blocks == one.num_blocks and three.scheduler_ns > 0
 
 
+@pytest.mark.costly
 def test_the_transfer_options_determine_the_gap_after_the_first_token():
     fast = run(replicas=2, prefill_replicas=1, transfer_latency_ms=0, transfer_us_per_token=0)
     late = run(replicas=2, prefill_replicas=1, transfer_latency_ms=400, transfer_us_per_token=0)
@@ -54,6 +55,7 @@ def test_the_transfer_options_determine_the_gap_after_the_first_token():
     assert mean_gap_ms(slow) > mean_gap_ms(fast) + 200
 
 
+@pytest.mark.costly
 def test_lab_run_prints_metrics_of_all_replicas(folder, capsys):
     rates = []
     for options in ([], ["--replicas", "3"], ["--replicas", "3", "--prefill-replicas", "1"]):

@@ -28,6 +28,7 @@ def load(num_unfinished, num_prompt_tokens=0):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("router", ROUTERS)
 def test_one_replica_gives_the_result_of_one_engine(router):
     for seed in range(2):
@@ -38,6 +39,7 @@ def test_one_replica_gives_the_result_of_one_engine(router):
         assert cluster.end_ns == alone.end_ns
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_request_runs_on_exactly_one_replica(router):
     arrivals = random_workload(7, num_requests=120, mean_gap_ns=4 * 10**6)

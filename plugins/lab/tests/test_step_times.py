@@ -311,6 +311,7 @@ def other_machine():
     return calibration().model_dump(mode="json")["machine"] | {"cpu": "Z80", "num_cores": 1}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("changes", "message", "is_warned"),
     [

@@ -34,6 +34,7 @@ def rows_of(tmp_path, text, name="trace.txt", **options):
     return list(find_trace(str(path), **options).rows())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "count", "mean_prompt"),
     [

@@ -137,6 +137,7 @@ def test_a_download_continues_after_the_connection_was_closed(single, make):
     assert ranges == ["bytes=100000-"]
 
 
+@pytest.mark.costly
 def test_the_next_download_continues_a_killed_download(real_child, single, make, hub_cache_folder):
     single.stall = {"model.safetensors"}
     process = subprocess.Popen([sys.executable, "-c", FETCH, "acme/tiny"], stdout=subprocess.PIPE)

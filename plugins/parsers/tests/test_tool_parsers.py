@@ -179,6 +179,7 @@ def check_splits(name: str, text: str, num_splits: int) -> None:
         assert read(make(name), pieces) == whole, pieces
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_random_pieces_give_the_same_tool_calls_as_the_whole_text(name: str, text: str) -> None:
     check_splits(name, text, 50)
@@ -191,6 +192,7 @@ def test_two_thousand_random_splits_give_the_same_tool_calls(name: str, text: st
     check_splits(name, text, 2000)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_text_raises_an_error_however_it_is_split(name: str, text: str) -> None:
@@ -235,6 +237,7 @@ def test_a_parameter_that_is_not_a_string_is_read_as_json() -> None:
     assert json.loads(calls[0][1]) == {"city": "12", "days": 12}
 
 
+@pytest.mark.costly
 def test_a_long_argument_in_small_pieces_takes_linear_time() -> None:
     text = "[weather(city='" + "x" * 200_000 + "')]"
     _, calls = read(make("pythonic"), [text[i : i + 2] for i in range(0, len(text), 2)])

@@ -189,6 +189,7 @@ def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
     assert not list(out.iterdir())
 
 
+@pytest.mark.costly
 def test_a_disk_without_enough_space_is_rejected_before_quantization(tmp_path, monkeypatch):
     usage = output_directory.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda _: usage._replace(free=100))

@@ -19,6 +19,8 @@ from dovetail_devkit.harnesses.process_tree import (
     open_files_of,
 )
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 OPERATOR = {"Authorization": "Bearer key-of-operators"}
 OPTIONS = ("--model", "demo", "--max-model-len", "512", "--admin-key", "key-of-operators")
 BODY = {"prompt": "Anna and Ben", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
@@ -338,7 +340,6 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
         assert server.process.wait(WAIT_S) == 1
 
 
-@pytest.mark.costly
 def test_sigterm_drains_all_api_processes(shared):
     pause(shared)
     held = [OpenStream(shared) for _ in range(12)]

@@ -174,11 +174,13 @@ def case_id(case):
     return f"{case[0]}={json.dumps(case[1])[:40]}"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", COMMON + COMPLETION, ids=case_id)
 def test_the_error_for_an_invalid_field_of_a_completion_names_it(server, case):
     check_rejection(server.complete(**{"prompt": PROMPT, case[0]: case[1]}), case[0])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", COMMON + CHAT, ids=case_id)
 def test_the_error_for_an_invalid_field_of_a_chat_names_it(server, case):
     check_rejection(server.chat(**{"max_tokens": None, case[0]: case[1]}), case[0])

@@ -7,6 +7,8 @@ import time
 import openai
 import pytest
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 KEYS = ("key-of-anna", "key-of-ben")
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "reverse: robot, bank, window"}]

@@ -59,6 +59,7 @@ def test_a_server_with_the_option_records_its_function_calls(serving, tmp_path):
     assert any("GenerationRoutes.complete" in line[-1] for line in lines_of(file))
 
 
+@pytest.mark.costly
 def test_streamed_tokens_are_written_without_a_switch_to_the_task_of_the_request(serving, tmp_path):
     file = tmp_path / "calls"
     options = ("--model", "demo", "--max-model-len", "128", "--trace-functions", str(file))

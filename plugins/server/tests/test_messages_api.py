@@ -6,6 +6,8 @@ import anthropic
 import jsonschema
 import pytest
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer", "maximum": 9999}, "b": {"enum": [1, 2, 3]}},
@@ -94,7 +96,6 @@ def test_a_stop_sequence_ends_the_message_and_is_named(client, streamed):
         assert message.content[0].text == text[: text.index(stop)]
 
 
-@pytest.mark.costly
 def test_tools_are_called_and_their_results_are_used(thinking):
     fields = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 200}
     fields["thinking"] = THINKING

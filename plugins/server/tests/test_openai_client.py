@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 PROMPT = "Anna and Ben"
 MESSAGES = [{"role": "user", "content": "reverse: robot, bank, window"}]
 KEY, OPERATOR = "key-of-a-client", "key-of-operators"

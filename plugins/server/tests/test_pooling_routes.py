@@ -8,6 +8,8 @@ import pytest
 from dovetail import LLM
 from dovetail_devkit.tiny_encoder import HIDDEN, NUM_POSITIONS, make_texts, write_tiny_encoder
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 LONG = "w1 " * NUM_POSITIONS
 QUIET = {"dtype": "float32", "num_threads": 1}
 

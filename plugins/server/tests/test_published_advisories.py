@@ -14,6 +14,8 @@ import pytest
 
 from dovetail_devkit.harnesses.process_tree import children_of, tcp_listeners_of
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 CANARY = {"prompt": "Anna and Ben", "max_tokens": 8, "temperature": 0, "seed": 1}
 VOCABULARY = 2048
 PRIVATE = re.compile(rb"0x[0-9a-f]{8,}|Traceback|/(?:home|root|usr|tmp|work|dev/shm)/")

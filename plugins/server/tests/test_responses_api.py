@@ -8,6 +8,8 @@ import jsonschema
 import openai
 import pytest
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer", "maximum": 9999}, "b": {"enum": [1, 2, 3]}},
@@ -135,7 +137,6 @@ def test_a_response_is_retrieved_and_deleted(client):
         client.responses.retrieve(unsaved.id)
 
 
-@pytest.mark.costly
 def test_a_cancelled_response_ends_its_stream_and_is_stored(anna):
     kwargs = {"stream": True, "max_output_tokens": 8000, "extra_body": {"ignore_eos": True}}
     stream = create(anna, **kwargs)

@@ -28,6 +28,7 @@ def test_help_shows_at_most_forty_options(read_help):
     assert set(MAIN) <= set(HELP)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -14,6 +14,8 @@ from dovetail_server.transport.exchange import Exchange
 from dovetail_server.transport.guard import Guard
 from dovetail_server.transport.keys import KeyRing, client_keys
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 KEY, OTHER, ADMIN = "key-of-clients", "another-key", "key-of-operators"
 LIMIT = 20_000
 
@@ -130,7 +132,6 @@ def test_an_operator_aborts_a_request_by_its_id(closed):
     closed.post("/resume", {}, **bearer(ADMIN))
 
 
-@pytest.mark.costly
 def test_without_an_admin_key_there_are_no_admin_routes(server):
     for path in ("/pause", "/resume", "/abort", "/sleep", "/reset_prefix_cache"):
         assert server.post(path, {}).status == 404

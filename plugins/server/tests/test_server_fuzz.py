@@ -158,6 +158,7 @@ def fuzz_bodies(server, document, num_examples):
     run()
 
 
+@pytest.mark.costly
 def test_random_bodies_get_responses_of_the_documented_form(server, document, unharmed):
     fuzz_bodies(server, document, NUM_SHORT)
 

@@ -15,6 +15,8 @@ import pytest
 
 from dovetail_devkit.harnesses.process_tree import children_of, num_threads_of, tcp_listeners_of
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 ADMIN = {"Authorization": "Bearer key-of-operators"}
@@ -179,7 +181,6 @@ def rejects_connections(server):
     return False
 
 
-@pytest.mark.costly
 def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(small):
     pause(small)
     sent = Sent(small, LONG | {"stream": True, "max_tokens": 20})

@@ -19,6 +19,8 @@ from dovetail_server.observability.metrics import VLLM_NAMES, RequestMetrics
 from dovetail_server.observability.traces import RequestTraces
 from dovetail_server.observers import RequestRecord
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 DASHBOARD = Path(metrics_module.__file__).with_name("grafana_dashboard.json")
 ADMIN = "admin-key-of-the-tests"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

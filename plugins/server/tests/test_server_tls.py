@@ -12,9 +12,12 @@ from dovetail.cli import main
 from dovetail.errors import ConfigError
 from dovetail_server.settings import ServerSettings
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="needs openssl to make certificates"
-)
+pytestmark = [
+    pytest.mark.costly,
+    pytest.mark.skipif(
+        shutil.which("openssl") is None, reason="needs openssl to make certificates"
+    ),
+]
 BODY = {"prompt": "Anna", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
@@ -121,7 +124,6 @@ def unusable(files, tmp_path):
     return by_name | {"missing": str(tmp_path / "missing.pem"), "folder": str(tmp_path)}
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("certificate", "key", "authority", "named", "reason"),
     [

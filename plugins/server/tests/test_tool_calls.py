@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import pytest
 
+pytestmark = pytest.mark.costly  # the tests share servers
+
 MODEL = ("--model", "demo", "--max-model-len", "512")
 QUESTION = [{"role": "user", "content": "What is 1234 + 4321?"}]
 PROPERTIES = {"a": {"type": "integer", "maximum": 9999}, "b": {"enum": [1, 2, 3]}}
@@ -230,7 +232,6 @@ def test_the_error_for_an_invalid_tool_field_names_it(tools_server, body, param)
     assert reply.error["param"] == param, reply.error
 
 
-@pytest.mark.costly
 def test_tools_need_a_parser_for_the_format_of_the_model(serving):
     with serving(*MODEL, "--tool-parser", "none") as server:
         server.wait_until_ready()
@@ -252,7 +253,6 @@ def test_a_thinking_budget_ends_the_reasoning_and_the_answer_follows(thinking_se
     assert "reasoning" not in hidden and hidden["content"] == message["content"]
 
 
-@pytest.mark.costly
 def test_a_grammar_and_a_forced_tool_call_follow_the_reasoning(thinking_server):
     body = {"thinking_budget": 6, "tools": TOOLS, "tool_choice": "required"}
     choice = choice_of(thinking_server, **body)

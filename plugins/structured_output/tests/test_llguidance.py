@@ -245,6 +245,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("form", "text"), BOMBS.values(), ids=BOMBS)
 def test_a_grammar_bomb_compiles_or_is_rejected_in_bounded_time(backend, form, text):
     began = time.perf_counter()

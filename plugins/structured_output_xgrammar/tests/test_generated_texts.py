@@ -115,6 +115,7 @@ def generate(matcher, rng, soon=40, maximum=3000):
     return None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_every_output_that_ends_is_valid_for_its_schema(backend, schema):
     validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
@@ -141,6 +142,7 @@ def random_expression(rng, depth=0):
     return "|".join(options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(4))
 def test_regular_expressions_match_the_strings_that_python_matches(backend, seed):
     rng = random.Random(seed)

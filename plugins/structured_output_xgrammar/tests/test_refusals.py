@@ -210,6 +210,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("form", "text"), BOMBS.values(), ids=BOMBS)
 def test_a_grammar_bomb_is_rejected_or_ends_its_request_in_bounded_time(backend, form, text):

@@ -156,6 +156,7 @@ def test_a_model_that_combines_tokens_outside_of_attention_is_rejected(folder, m
         generate(folder)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("window", [None, 20, 100])
 def test_a_sliding_window_that_exists_only_in_the_mask_is_rejected_if_effective(tmp_path, window):
     sizes = {**SIZES, "num_local_experts": 4, "sliding_window": window}

@@ -139,10 +139,12 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.costly
 def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 
 
+@pytest.mark.costly
 def test_a_mutant_of_a_policy_violates_its_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)

@@ -250,6 +250,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.costly
 def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.chat_session import ChatSession
-from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, read_server
-from dovetail.cli.client.remote_session import RemoteSession
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP, URL_HELP
 from dovetail.cli.engine_options import (
     EngineOptions,
     changed_options,
@@ -40,10 +39,15 @@ from dovetail.cli.terminal import (
 )
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import ConfigError, RequestError, nearest
+from dovetail.plugins.loading import paused_garbage_collection
 from dovetail.tokenizers.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dovetail.cli.client.remote_session import RemoteSession
+
+    Session = ChatSession | RemoteSession
 
 if TYPE_CHECKING:
     OptionalModelOptions = EngineOptions
@@ -52,7 +56,6 @@ else:
     OptionalModelOptions = make_optional_model()
     NO_OPTIONS = OptionalModelOptions()
 
-Session = ChatSession | RemoteSession
 MAX_TOKENS = 512
 _SYSTEM_HELP = "System prompt."
 _TEMPLATE_HELP = "File with a chat template that replaces the model's."
@@ -80,6 +83,10 @@ def chat(
     """Chat with a model, which runs in this process or, with --url, in a server."""
     replace_unencodable()
     if url is not None:
+        # Imported here, because a conversation in this process needs no HTTP client.
+        from dovetail.cli.client.connection import read_server
+        from dovetail.cli.client.remote_session import RemoteSession
+
         _check_remote(engine, chat_template)
         server = read_server(url, api_key_file)
         model = None if engine.model is None else str(engine.model)
@@ -108,7 +115,8 @@ def _chat_in_process(
 ) -> None:
     args = engine_args(engine)
     TemplateRenderer().start_child()
-    from dovetail.engine.llm_engine import LLMEngine  # slow to import
+    with paused_garbage_collection():
+        from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
     llm = LLMEngine.from_engine_args(args)
     try:

@@ -19,8 +19,7 @@ from dovetail.engine.input.request_checks import (
     request_id_chunks,
 )
 from dovetail.engine.messages.parsers import MessageParsers
-from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
-from dovetail.engine.process.factory import attach_client, make_client
+from dovetail.engine.process.factory import ATTACH_TIMEOUT_S, attach_client, make_client
 from dovetail.engine.step_trace.records import MAX_STEPS
 from dovetail.engine.streaming.pooling import AsyncPoolingMethods
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer

@@ -8,6 +8,7 @@ not depend on a client or an event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,14 @@ from dovetail.engine.listeners import Listeners
 from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
-from dovetail.errors import RequestError, UserError
+from dovetail.errors import DovetailError, RequestError, UserError
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.hooks import HookPlugins, load_hooks
 from dovetail.plugins.loading import paused_garbage_collection
+from dovetail.plugins.selection import prepare_platform
 from dovetail.pooling_params import PoolingParams
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import plain_text, shorten
@@ -95,14 +97,19 @@ class FrontEndParts:
 
     @classmethod
     @paused_garbage_collection()
-    def of(cls, config: RequestedConfig) -> FrontEndParts:
+    def of(cls, config: RequestedConfig, *, starts_engine: bool = False) -> FrontEndParts:
         """Check the plugin choices. Load hooks and tokenizer.
 
-        Raises a DovetailError if a plugin cannot be used.
+        starts_engine: whether the engine starts in this process; then its platform prepares for
+        that in the background while the tokenizer is loaded. Raises a DovetailError if a plugin
+        cannot be used.
         """
         plugins = make_registry(config)
         # Checked before the tokenizer is loaded, so that an invalid name is reported immediately.
         check_plugin_choices(config, plugins)
+        if starts_engine:
+            with suppress(DovetailError):  # the engine's start raises it again, with its phase
+                prepare_platform(plugins, config)
         hooks = load_hooks(config.extensions.hooks, plugins)
         return cls(plugins=plugins, hooks=hooks, tokenizer=load_tokenizer(config, plugins))
 

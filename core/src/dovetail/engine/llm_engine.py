@@ -57,7 +57,7 @@ class LLMEngine:
     def __init__(self, config: RequestedConfig) -> None:
         """Start the engine. If a part fails, raise a DovetailError that names it."""
         self.guard = ThreadGuard()
-        prepared = FrontEndParts.of(config)
+        prepared = FrontEndParts.of(config, starts_engine=not config.parallel.engine_process)
         self.plugins = prepared.plugins
         self.tokenizer = prepared.tokenizer
         self.client: EngineClient = make_client(

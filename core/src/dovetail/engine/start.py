@@ -44,7 +44,7 @@ from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
-from dovetail.plugins.selection import AUTO, choose, choose_platform, choose_scheduler
+from dovetail.plugins.selection import AUTO, choose, choose_scheduler, prepare_platform
 from dovetail.plugins.working_directory import check_working_directory
 from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
 from dovetail.value_checks import shorten
@@ -109,7 +109,7 @@ def _start_parts(
     start: StartUp, requested: RequestedConfig, plugins: PluginRegistry, clock: Clock
 ) -> StartedEngine:
     start.enter("platform")
-    platform = choose_platform(plugins, requested.parallel.platform)
+    platform = prepare_platform(plugins, requested)
     start.enter("configuration")
     config = _resolve(requested, platform, plugins)
     start.enter("parts")

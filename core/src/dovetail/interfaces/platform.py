@@ -49,7 +49,7 @@ class Platform(ABC):
     """The base class of platforms. A platform is one kind of machine."""
 
     CONTRACT: ClassVar[str] = "platform"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     info: ClassVar[PlatformInfo]
     automatic: ClassVar[bool] = True
     """Whether automatic selection may select the platform; if False, the user must name it."""
@@ -103,6 +103,14 @@ class Platform(ABC):
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Return values for options that are "auto" or None in `config`."""
         return ConfigPatch()
+
+    def prepare(self, config: RequestedConfig) -> None:  # noqa: B027  # optional to override
+        """Start to load what the worker will need, such as shared libraries, in the background.
+
+        Called once per engine, in the process that starts it, before `defaults`. Return
+        immediately, and do not use a device. The engine may fail to start afterwards, so do not
+        write files. `explain` does not call this method.
+        """
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
         """Return the reasons why this configuration cannot run here, one sentence each."""

@@ -40,7 +40,8 @@ class PluginRegistry:
     """Finds, resolves, describes and loads plugins, under the user's policy.
 
     Installed distributions are scanned once, when they are first needed. Loaded classes are cached
-    by reference. A failed load is not cached; the next call tries again.
+    by reference. A failed load is not cached; the next call tries again. platform: the platform of
+    the engine, or None before `bind_platform`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PluginRegistry:
         self._admission = Admission(clock=self._clock, adapters=adapters, options=self._options)
         self._loaded: dict[tuple[str, str | type], Plugin] = {}
         self._failures: dict[str, str] = {}
-        self._platform = ""
+        self.platform: Platform | None = None
         self._warned: set[str] = set()
         self._chosen: set[tuple[str, str]] = set()
         self._outside_platform = True
@@ -293,7 +294,7 @@ class PluginRegistry:
         """
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
-        self._platform = platform.info.name
+        self.platform = platform
         self.note_choice("platform", type(platform))
         self._outside_platform = not first_party_owner(type(platform).__module__)
         own = provided_capabilities(platform)
@@ -330,7 +331,8 @@ class PluginRegistry:
     def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
         """Raise PluginError if a platform is bound and does not meet the needs of the plugin."""
         if self._provided is not None:
-            check_needed(str(about), needs, self._provided, self._platform)
+            name = "" if self.platform is None else self.platform.info.name
+            check_needed(str(about), needs, self._provided, name)
 
     def _kinds_with_options(self, name: str) -> list[str]:
         """Return the kinds of the plugins called `name` that declare an options model."""

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from dovetail.machine import read_cgroup_limits
 
-_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+"""Environment variables with which OpenMP binds threads to CPUs."""
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 
@@ -86,7 +87,7 @@ def _num_physical(cpus: Set[int]) -> int:
 
 
 def _is_bound() -> bool:
-    return "torch" in sys.modules and any(os.environ.get(name) for name in _BINDING_VARIABLES)
+    return "torch" in sys.modules and any(os.environ.get(name) for name in BINDING_VARIABLES)
 
 
 def _read_mask() -> Set[int]:

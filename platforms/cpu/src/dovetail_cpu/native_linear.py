@@ -31,7 +31,7 @@ from dovetail_cpu.linear_kernel import (
 )
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
-from dovetail_cpu.packed_cache import PACKED_FORM
+from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
 from dovetail_cpu_kernels.library import PACK_VERSION
 from dovetail_cpu_kernels.linear import ACTIVATION_FLAGS, BF16, PackedLinear
 

@@ -8,8 +8,6 @@ when they are used.
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
@@ -21,8 +19,11 @@ from dovetail.plan import SchedulerOutput
 from dovetail_cpu.mapped_pages import forget_pages, release_free_memory
 from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu.options import CPUWorkerOptions
-from dovetail_cpu.packed_cache import PackedCache, default_folder, packed_folder
+from dovetail_cpu.packed_cache.cache import PackedCache
+from dovetail_cpu.packed_cache.folder import chosen_folder
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
 from dovetail_cpu.page_supply import PageSupply
+from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime, lazy_zeros
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
@@ -34,11 +35,6 @@ from dovetail_torch.worker import TorchWorker
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "DOVETAIL_PACKED_CACHE"
-"""Environment variable with the directory for packed weights, or "off" to disable the cache."""
-OFF = "off"
-
-_GIB = 1 << 30
 _MIB = 1 << 20
 _MAX_READY_BYTES = 128 << 20
 """Maximum number of bytes of the KV cache that are allocated ahead of use."""
@@ -69,7 +65,9 @@ class CPUWorker(TorchWorker):
         runtime = cast(CPURuntime, self._runtime)
         if BLOCK_PLAN in getattr(loader, "provides", ()):
             cast(PlansBlocks, loader).plan(model)
-        self._cache = _make_cache(self._options(), model, loader)
+        platform = self._context.platform
+        prefetch = platform.take_prefetch() if isinstance(platform, CPUPlatform) else None
+        self._cache = _make_cache(self._options(), model, loader, prefetch)
         if self._cache is not None:
             self._is_restored = self._cache.restore(num_threads=runtime.num_threads)
         num_bytes = loader.load(model)
@@ -170,20 +168,21 @@ class CPUWorker(TorchWorker):
 
 
 def _make_cache(
-    options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
+    options: CPUWorkerOptions,
+    model: nn.Module,
+    loader: WeightLoader,
+    prefetch: PackedPrefetch | None,
 ) -> PackedCache | None:
     """Return this model's cache entry, or None if nothing is cached."""
-    directory = options.packed_cache
-    if directory == "auto":
-        directory = os.environ.get(CACHE_VARIABLE) or str(default_folder())
-    if directory == OFF or FINGERPRINT not in getattr(loader, "provides", ()):
+    folder = chosen_folder(options)
+    if folder is None or FINGERPRINT not in getattr(loader, "provides", ()):
+        if prefetch is not None:
+            prefetch.cancel()
         return None
-    folder = packed_folder(
-        Path(directory).expanduser().absolute(), int(options.packed_cache_gib * _GIB)
-    )
     return PackedCache(
         folder,
         model,
         cast(Fingerprinted, loader).fingerprint(),
         min_bytes=options.packed_cache_min_mib * _MIB,
+        prefetch=prefetch,
     )

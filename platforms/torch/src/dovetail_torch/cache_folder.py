@@ -34,11 +34,19 @@ class CacheFolder:
     max_bytes: int
     ending: str
 
-    def open(self, name: str) -> int | None:
+    def names(self) -> list[str]:
+        """Return the names of all files, the most recently used one first."""
+        times = []
+        for path in self.path.glob(f"*{self.ending}"):
+            with suppress(OSError):  # deleted meanwhile
+                times.append((path.lstat().st_mtime_ns, path.name.removesuffix(self.ending)))
+        return [name for _, name in sorted(times, reverse=True)]
+
+    def open(self, name: str, *, marks_use: bool = True) -> int | None:
         """Return a descriptor for reading the file `name`, or None if the file does not exist.
 
-        Marks the file as used now. Raises FolderError for a file of another user, and OSError if
-        the file cannot be opened.
+        marks_use: whether the file is marked as used now. Raises FolderError for a file of another
+        user, and OSError if the file cannot be opened.
         """
         if not self.path.exists():
             return None
@@ -51,8 +59,9 @@ class CacheFolder:
             return None
         try:
             _check_owner(os.fstat(fd), stat.S_ISREG, f"{name}{self.ending}")
-            with suppress(OSError):  # on a read-only disk the file is still readable
-                os.utime(fd)
+            if marks_use:
+                with suppress(OSError):  # on a read-only disk the file is still readable
+                    os.utime(fd)
         except BaseException:
             os.close(fd)
             raise

@@ -9,13 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.client.connection import (
-    API_KEY_FILE_HELP,
-    URL_HELP,
-    first_model,
-    read_server,
-    stream,
-)
+from dovetail.cli.client.connection import first_model, read_server, stream
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP, URL_HELP
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
 from dovetail.cli.terminal import print_message, printable, read_text_file, replace_unencodable
 from dovetail.errors import ConfigError

@@ -23,8 +23,6 @@ from dovetail.cli.terminal import read_text_file
 from dovetail.errors import ConfigError, DovetailError, RequestError
 from dovetail.value_checks import shorten
 
-URL_HELP = "Address of a server, such as http://127.0.0.1:8000."
-API_KEY_FILE_HELP = "File with the API key of the server. Default: the variable DOVETAIL_API_KEY."
 API_KEY_VARIABLE = "DOVETAIL_API_KEY"
 """Environment variable with the API key of the server."""
 

@@ -25,7 +25,6 @@ from dovetail.processes.parent_death import open_pidfd
 from dovetail.transport.messages import Detach, FromEngine, Hello, Ready, pack
 from dovetail.value_checks import shorten
 
-ATTACH_TIMEOUT_S = 30.0
 _HELLO_S = 0.05
 _LINGER_MS = 200
 
@@ -33,9 +32,7 @@ _LINGER_MS = 200
 class AttachedEngine(EngineLink):
     """A running engine that belongs to another process."""
 
-    def __init__(
-        self, address: str, *, timeout_s: float = ATTACH_TIMEOUT_S, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, address: str, *, timeout_s: float, clock: Clock | None = None) -> None:
         """Attach to the engine whose socket has the path `address`.
 
         Raises ConfigError if no socket of this user exists there, EngineDeadError if no engine

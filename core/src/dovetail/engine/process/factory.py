@@ -1,4 +1,7 @@
-"""Creates clients of an engine in this process, in a new process, or in a running process."""
+"""Creates clients of an engine in this process, in a new process, or in a running process.
+
+The channels are imported when they are used: an engine in this process needs no sockets.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,11 @@ from dovetail.clock import Clock
 from dovetail.config import RequestedConfig
 from dovetail.engine.channel import Channel, InprocChannel
 from dovetail.engine.client import AsyncEngineClient, EngineClient
-from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S, AttachedEngine
-from dovetail.engine.process.channel import ProcessChannel
-from dovetail.engine.process.engine_process import EngineProcess
-from dovetail.engine.supervision.channel import SupervisedChannel
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginRegistry
+
+ATTACH_TIMEOUT_S = 30.0
 
 
 @overload
@@ -59,10 +60,19 @@ def make_client(
             "engine in this process cannot be supervised."
         )
 
+    from dovetail.engine.process.channel import ProcessChannel
+    from dovetail.engine.process.engine_process import EngineProcess
+
     def start() -> ProcessChannel:
         return ProcessChannel(EngineProcess(config))
 
-    channel: Channel = start() if rules is None else SupervisedChannel(start, rules, clock=clock)
+    channel: Channel
+    if rules is None:
+        channel = start()
+    else:
+        from dovetail.engine.supervision.channel import SupervisedChannel
+
+        channel = SupervisedChannel(start, rules, clock=clock)
     return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)
 
 
@@ -88,5 +98,8 @@ def attach_client(
         raise ConfigError(
             f"kind={kind!r} is not a client of a running engine; use 'sync' or 'async'."
         )
+    from dovetail.engine.process.attached_engine import AttachedEngine
+    from dovetail.engine.process.channel import ProcessChannel
+
     channel = ProcessChannel(AttachedEngine(address, timeout_s=timeout_s))
     return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)

@@ -10,6 +10,7 @@ from dovetail.plugins.selection.choosing import (
     choose_inner,
     choose_platform,
     choose_scheduler,
+    prepare_platform,
     select,
 )
 from dovetail.plugins.selection.evaluation import evaluate
@@ -46,5 +47,6 @@ __all__ = [
     "choose_scheduler",
     "evaluate",
     "explain",
+    "prepare_platform",
     "select",
 ]

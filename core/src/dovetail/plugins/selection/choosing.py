@@ -6,16 +6,19 @@ with a warning. There is no silent fallback.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import PluginNotFoundError
+from dovetail.errors import DovetailError, PluginNotFoundError
 from dovetail.interfaces.attention import AttentionBackend, AttentionRequirements
 from dovetail.interfaces.platform import Platform
-from dovetail.plugins.construction import construct
+from dovetail.plugins.construction import call_plugin, construct
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.precedence import resolve_scheduler
 from dovetail.plugins.selection.verdict import AUTO, FAILED, TAKEN, Criteria, Verdict
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.requested_config import RequestedConfig
 
 
 def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
@@ -56,6 +59,23 @@ def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform
     options = registry.options_of("platform", platform_cls)
     platform: Platform = construct("platform", platform_cls, options=options)
     registry.bind_platform(platform)
+    return platform
+
+
+def prepare_platform(registry: PluginRegistry, config: RequestedConfig) -> Platform:
+    """Return the platform of the engine, which prepares for the start of its worker.
+
+    The first call chooses the platform and calls its `prepare`; later calls return it. A failure of
+    `prepare` is logged. Raises the errors of `choose_platform`.
+    """
+    if registry.platform is not None:
+        return registry.platform
+    platform = choose_platform(registry, config.parallel.platform)
+    owner = f"platform {platform.info.name!r}"
+    try:
+        call_plugin(owner, "preparation", lambda: platform.prepare(config))
+    except DovetailError as error:
+        registry.warn(f"{error} The engine starts without it.")
     return platform
 
 

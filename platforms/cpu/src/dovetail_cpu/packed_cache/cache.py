@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -22,16 +21,17 @@ from torch import nn
 from dovetail_cpu.packed_cache.packed_file import (
     PackedEntry,
     PackedFileError,
-    read_packed,
+    check_key,
+    map_packed,
     write_packed,
 )
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM, HasPackedForm
-from dovetail_torch.cache_folder import CacheFolder, FolderError, user_cache_folder
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
+from dovetail_torch.cache_folder import CacheFolder, FolderError
 from dovetail_torch.layers.linear import ParallelLinear, linear_layers
 
 logger = logging.getLogger(__name__)
 
-ENDING = ".packed"
 _GIB = 1 << 30
 _LOADING_VERSION = 2
 """Version of weight loading. Increase it when the same files result in different weights.
@@ -44,13 +44,20 @@ class PackedCache:
     """The cache entry of one model.
 
     fingerprint: fingerprint of the weights. min_bytes: smaller models are not cached, because
-    packing them is faster than mapping.
+    packing them is faster than mapping. prefetch: reads a file in the background, perhaps the one
+    of this model; owned by this object.
     """
 
     def __init__(
-        self, folder: CacheFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
+        self,
+        folder: CacheFolder,
+        model: nn.Module,
+        fingerprint: str,
+        *,
+        min_bytes: int,
+        prefetch: PackedPrefetch | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._prefetch = folder, prefetch
         self._layers = {
             name: layer
             for name, layer in linear_layers(model)
@@ -69,10 +76,8 @@ class PackedCache:
 
     def restore(self, *, num_threads: int) -> bool:
         """Restore the packed weights of all layers. Return False if none are cached."""
-        if not self._is_used:
-            return False
         try:
-            forms = self._read(num_threads)
+            forms = self._read(num_threads) if self._is_used else {}
         except (FolderError, PackedFileError, OSError) as error:
             logger.warning(
                 "Packed weights in %s are not used: %s. They are repacked from the checkpoint.",
@@ -80,6 +85,8 @@ class PackedCache:
                 error,
             )
             return False
+        finally:
+            self._stop_prefetch()
         for name, form in forms.items():
             layer = self._layers[name]
             _method(layer).restore(layer, form)
@@ -111,7 +118,13 @@ class PackedCache:
         if fd is None:
             return {}
         try:
-            forms = read_packed(fd, self._key, num_threads=num_threads)
+            file = None if self._prefetch is None else self._prefetch.take(fd)
+            is_verified = file is not None
+            file = file or map_packed(fd)
+            check_key(file, self._key)
+            if not is_verified:
+                file.verify(num_threads)
+            forms = dict(file.forms)
             if {name: len(form) for name, form in forms.items()} != self._sizes:
                 raise PackedFileError("the file does not contain exactly the layers of this model")
         except PackedFileError as error:
@@ -120,6 +133,12 @@ class PackedCache:
         finally:
             os.close(fd)
         return forms
+
+    def _stop_prefetch(self) -> None:
+        """Release the prefetched file if it is not the file of this model."""
+        if self._prefetch is not None:
+            self._prefetch.cancel()
+            self._prefetch = None
 
     def _write(self, entries: list[PackedEntry]) -> None:
         def write(fd: int) -> None:
@@ -135,16 +154,6 @@ class PackedCache:
                 self._num_bytes / _GIB,
                 self._folder.path,
             )
-
-
-def default_folder() -> Path:
-    """Return the default directory of packed weights."""
-    return user_cache_folder("packed")
-
-
-def packed_folder(path: Path, max_bytes: int) -> CacheFolder:
-    """Return the directory of packed weights in `path`."""
-    return CacheFolder(path=path, max_bytes=max_bytes, ending=ENDING)
 
 
 def _method(layer: ParallelLinear) -> HasPackedForm:

@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -63,35 +63,80 @@ def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]
     os.fsync(fd)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedFile:
+    """A mapped file. Its packed weights keep the mapping alive.
+
+    key: the cache key, as plain JSON values. forms: read-only, by name. checksums: the expected
+    CRC-32 of each. identity: device and inode of the file.
+    """
+
+    key: Any
+    forms: Mapping[str, memoryview]
+    checksums: Mapping[str, int]
+    identity: tuple[int, int]
+
+    def verify(self, num_threads: int, *, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Read all packed weights. Raise PackedFileError if a checksum is wrong, or if cancelled.
+
+        Creates `num_threads` threads for the checksums.
+        """
+        # The largest first: otherwise one thread verifies a large last entry alone.
+        order = sorted(self.forms, key=lambda name: -len(self.forms[name]))
+
+        def is_valid(name: str) -> bool:
+            if is_cancelled():
+                raise PackedFileError("the verification was cancelled")
+            return zlib.crc32(self.forms[name]) == self.checksums[name]
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            for name, valid in zip(order, pool.map(is_valid, order), strict=True):
+                if not valid:
+                    raise PackedFileError(f"the checksum of {name} is wrong")
+
+
 def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
     """Map a file and return the packed weights by name. They keep the mapping alive.
 
     num_threads: number of threads that verify the checksums. Raises PackedFileError for a file that
     does not match `key` or is incomplete, and OSError if it cannot be read.
     """
-    size = os.fstat(fd).st_size
+    file = map_packed(fd)
+    check_key(file, key)
+    file.verify(num_threads)
+    return dict(file.forms)
+
+
+def check_key(file: PackedFile, key: Mapping[str, Any]) -> None:
+    """Raise PackedFileError if the file has another key."""
+    if file.key != key:
+        raise PackedFileError("the file contains packed weights of another checkpoint or format")
+
+
+def map_packed(fd: int) -> PackedFile:
+    """Map a file and read its index, but do not verify its packed weights.
+
+    Raises PackedFileError for a file that is incomplete or has a damaged index, and OSError if it
+    cannot be read.
+    """
+    status = os.fstat(fd)
+    size = status.st_size
     if size < _HEADER.size:
         raise PackedFileError(f"the file has {size} bytes, which is too short for a header")
     mapped = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
-    rows = _read_index(mapped, key)
+    key, rows = _read_index(mapped)
     forms: dict[str, memoryview] = {}
-    sums: list[int] = []
-    for name, offset, num_bytes, checksum in rows:
+    for name, offset, num_bytes, _ in rows:
         if offset % PAGE_BYTES or not 0 < offset <= offset + num_bytes <= size:
             raise PackedFileError(f"the index gives {name} an offset outside of the file")
         forms[name] = mapped[offset : offset + num_bytes]
-        sums.append(checksum)
-    # The largest first: otherwise one thread verifies a large last entry alone.
-    order = sorted(zip(forms.items(), sums, strict=True), key=lambda row: -len(row[0][1]))
-    with ThreadPoolExecutor(num_threads) as pool:
-        checksums = list(pool.map(zlib.crc32, [form for (_, form), _ in order]))
-    for ((name, _), expected), actual in zip(order, checksums, strict=True):
-        if actual != expected:
-            raise PackedFileError(f"the checksum of {name} is wrong")
-    return forms
+    checksums = {name: checksum for name, _, _, checksum in rows}
+    identity = status.st_dev, status.st_ino
+    return PackedFile(key=key, forms=forms, checksums=checksums, identity=identity)
 
 
-def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
+def _read_index(mapped: memoryview) -> tuple[Any, list[tuple[str, int, int, int]]]:
+    """Return the key of a file and its rows: name, offset, number of bytes and checksum."""
     magic, version, length, checksum, _ = _HEADER.unpack_from(mapped)
     if magic != MAGIC:
         raise PackedFileError("the file does not contain packed weights")
@@ -103,14 +148,12 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
     try:
         index = json.loads(text)
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
-        size, stored_key = int(index["size"]), index["key"]
+        size, key = int(index["size"]), index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackedFileError(f"the index of the file cannot be parsed ({error})") from error
     if size != len(mapped):
         raise PackedFileError(f"the file has {len(mapped)} bytes, expected {size}")
-    if stored_key != key:
-        raise PackedFileError("the file contains packed weights of another checkpoint or format")
-    return rows
+    return key, rows
 
 
 def _index(key: Mapping[str, Any], size: int, rows: list[list[Any]]) -> bytes:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, Server, read_server
+from dovetail.cli.client.connection import Server, read_server
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP, URL_HELP
 from dovetail.cli.engine_options import (
     EngineOptions,
     changed_options,

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, first_model, read_server
+from dovetail.cli.client.connection import first_model, read_server
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP, URL_HELP
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.plugins_table import print_line
 from dovetail.cli.terminal import print_message, progress_note

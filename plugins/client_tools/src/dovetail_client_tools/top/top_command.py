@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, read_server
+from dovetail.cli.client.connection import read_server
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP, URL_HELP
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.errors import ConfigError
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dovetail.cli.client.connection import API_KEY_FILE_HELP, read_server
+from dovetail.cli.client.connection import read_server
+from dovetail.cli.client.help_lines import API_KEY_FILE_HELP
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.plugins_table import print_line
 from dovetail.cli.terminal import printable, progress_note
