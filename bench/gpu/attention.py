@@ -237,13 +237,13 @@ def main() -> int:
         print("bench/gpu/attention.py needs a GPU; none was found")
         return NO_GPU
     torch.manual_seed(0)
-    steps, figures = STEPS if chosen.small else STEPS + MORE_STEPS, []
-    for figure in measure(steps, torch.device(chosen.device)):
-        print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}", flush=True)
-        figures.append(asdict(figure))
+    steps, metrics = STEPS if chosen.small else STEPS + MORE_STEPS, []
+    for metric in measure(steps, torch.device(chosen.device)):
+        print(f"{metric.name:32} {metric.value:10.1f} {metric.unit:8} {metric.note}", flush=True)
+        metrics.append(asdict(metric))
         if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
-            part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+            part.write_text(json.dumps({"metrics": metrics}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)
     return 0
 

@@ -65,7 +65,7 @@ class SectionSpec:
     question: the question that the section answers.
     deadline_s: time limit on a device.
     on_cpu: whether its result is useful on a CPU.
-    figures: the metrics that it measures.
+    metrics: the metrics that it measures.
     module: the module with its `run`; "" for the module of the same name in `gpu.sections`.
     accepted: states, besides "ok", that are not a failure of the check.
     """
@@ -74,7 +74,7 @@ class SectionSpec:
     question: str
     deadline_s: float
     on_cpu: bool = True
-    figures: tuple[MetricSpec, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
     module: str = ""
     accepted: frozenset[str] = frozenset()
 
@@ -109,7 +109,7 @@ SECTIONS = (
         name="probes",
         question="Which bandwidth and compute rate do torch's operations reach?",
         deadline_s=15,
-        figures=(
+        metrics=(
             MetricSpec(name="copy_gb_s", what="copy bandwidth (reads and writes)", unit="GB/s"),
             MetricSpec(name="read_gb_s", what="read bandwidth", unit="GB/s"),
             MetricSpec(name="gemm_tflop_s", what="bf16 matrix multiplication", unit="TFLOP/s"),
@@ -124,7 +124,7 @@ SECTIONS = (
         name="parity",
         question="Do logits and tokens of generated models match transformers?",
         deadline_s=90,
-        figures=(
+        metrics=(
             *_AGREEMENT,
             MetricSpec(name="bf16_kl", what="mean KL divergence of bf16 from float32", unit="nat"),
             MetricSpec(name="bf16_top1", what="top-1 agreement, bf16 and float32", unit="%"),
@@ -134,26 +134,26 @@ SECTIONS = (
         name="backends",
         question="Do two attention backends give the same tokens, by the margin rule?",
         deadline_s=40,
-        figures=_AGREEMENT,
+        metrics=_AGREEMENT,
     ),
     SectionSpec(
         name="demo",
         question="How accurate is the demo model?",
         deadline_s=35,
-        figures=(MetricSpec(name="right", what="correct answers", unit="%", at_least=95),),
+        metrics=(MetricSpec(name="right", what="correct answers", unit="%", at_least=95),),
     ),
     SectionSpec(
         name="synchronization",
         question="Does the host wait for the device within a step?",
         deadline_s=30,
         on_cpu=False,
-        figures=(MetricSpec(name="waits", what="blocking synchronizations", unit="", at_most=0),),
+        metrics=(MetricSpec(name="waits", what="blocking synchronizations", unit="", at_most=0),),
     ),
     SectionSpec(
         name="memory",
         question="Is the memory limit respected, and is memory use constant?",
         deadline_s=40,
-        figures=(
+        metrics=(
             MetricSpec(name="used", what="memory use with a limit of 50 %", unit="%", at_most=52),
             MetricSpec(name="device_mib", what="device memory growth", unit="MiB", at_most=1),
             MetricSpec(name="host_mib", what="host memory growth", unit="MiB", at_most=32),
@@ -164,7 +164,7 @@ SECTIONS = (
         question="Do logits and tokens of all graph modes match transformers?",
         deadline_s=40,
         on_cpu=False,
-        figures=(
+        metrics=(
             *_AGREEMENT,
             MetricSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
         ),
@@ -174,7 +174,7 @@ SECTIONS = (
         question="Are tokens equal after sleep, and is the memory free meanwhile?",
         deadline_s=25,
         on_cpu=False,
-        figures=(
+        metrics=(
             MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
@@ -192,7 +192,7 @@ SECTIONS = (
         question="Are tokens equal with weights in host memory?",
         deadline_s=20,
         on_cpu=False,
-        figures=(
+        metrics=(
             MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
@@ -204,7 +204,7 @@ SECTIONS = (
         question="Do compiled engines generate the tokens of eager engines?",
         deadline_s=40,
         on_cpu=False,
-        figures=(
+        metrics=(
             MetricSpec(
                 name="equal", what="share of requests with equal tokens", unit="%", at_least=100
             ),
@@ -219,7 +219,7 @@ SECTIONS = (
         question="Do engines with fp8 KV caches run, and how many tokens equal those of bf16?",
         deadline_s=30,
         on_cpu=False,
-        figures=tuple(
+        metrics=tuple(
             MetricSpec(name=name, what=f"share of tokens equal to bf16: {what}", unit="%")
             for name, what in (
                 ("e4m3_token", "e4m3, per-token scales"),
@@ -233,7 +233,7 @@ SECTIONS = (
         name="small_model",
         question="How fast is a model of the shape of Qwen3-0.6B, in bf16?",
         deadline_s=40,
-        figures=(
+        metrics=(
             *_THROUGHPUT[:-1],
             MetricSpec(name="host_ms", what=_THROUGHPUT[-1].what, unit="ms", at_most=3),
             MetricSpec(name="one_h200", what=f"one request, {_SCALED}", at_least=850),
@@ -245,7 +245,7 @@ SECTIONS = (
         question="How fast is a model of the shape of Qwen3-8B, in bf16?",
         deadline_s=45,
         on_cpu=False,
-        figures=(
+        metrics=(
             *_THROUGHPUT,
             MetricSpec(
                 name="read_share",
@@ -260,7 +260,7 @@ SECTIONS = (
         question="How fast is vLLM with the same model and requests, if it is installed?",
         deadline_s=55,
         on_cpu=False,
-        figures=(
+        metrics=(
             MetricSpec(name="one", what="one request, relative to vLLM", unit="%"),
             MetricSpec(name="many", what="256 requests, relative to vLLM", unit="%"),
         ),
@@ -271,7 +271,7 @@ SECTIONS = (
         question="Which share of the device's copy bandwidth does attention reach?",
         deadline_s=35,
         on_cpu=False,
-        figures=(
+        metrics=(
             MetricSpec(
                 name="decode_copy_share",
                 what="bandwidth of KV-cache reads in decode, relative to copies",

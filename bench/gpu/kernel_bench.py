@@ -23,7 +23,7 @@ def run_script(name: str, task: Task, report: Report) -> None:
     """
     deadline_s = max(task.deadline_s - _MARGIN_S, 1.0)
     device = task.device if task.device in STAND_INS else task.parts.device_type
-    file = task.folder / "figures.json"
+    file = task.folder / "metrics.json"
     words = ["--json", str(file), "--device", device, *(["--small"] if task.small else [])]
     ended = run_until(
         [sys.executable, str(HERE / f"{name}.py"), *words],
@@ -39,7 +39,7 @@ def run_script(name: str, task: Task, report: Report) -> None:
     elif ended.code != 0:
         report.fail(f"{name}.py exited with code {ended.code}: {ended.output}")
     if file.is_file():
-        for item in json.loads(file.read_text(encoding="utf-8"))["figures"]:
+        for item in json.loads(file.read_text(encoding="utf-8"))["metrics"]:
             report.metric(
                 item["name"], item["value"], unit=item.get("unit", ""), note=item.get("note", "")
             )

@@ -270,13 +270,13 @@ def main() -> int:
     if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
         print("bench/gpu/ops.py needs a GPU; none was found")
         return NO_GPU
-    figures = []
-    for figure in measure(torch.device(chosen.device), small=chosen.small):
-        print(f"{figure.name:48} {figure.value:10.1f} {figure.unit:5} {figure.note}", flush=True)
-        figures.append(asdict(figure))
+    metrics = []
+    for metric in measure(torch.device(chosen.device), small=chosen.small):
+        print(f"{metric.name:48} {metric.value:10.1f} {metric.unit:5} {metric.note}", flush=True)
+        metrics.append(asdict(metric))
         if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
-            part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+            part.write_text(json.dumps({"metrics": metrics}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)
     return 0
 

@@ -59,7 +59,7 @@ class Report:
     """The results of a section. Every change is written to `file` immediately."""
 
     file: Path
-    figures: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
     plugins: dict[str, dict[str, int]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Report:
 
     def metric(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
         """Add a metric. unit: only for metrics that the catalog does not list. note: a remark."""
-        self.figures.append({"name": name, "value": value, "unit": unit, "note": note})
+        self.metrics.append({"name": name, "value": value, "unit": unit, "note": note})
         self._write()
 
     def plugin(self, name: str, counts: Mapping[str, int]) -> None:
@@ -110,4 +110,4 @@ def read_report(file: Path) -> dict[str, Any]:
     if file.is_file():
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return result
-    return {"figures": [], "plugins": {}, "facts": {}, "wrong": [], "notes": []}
+    return {"metrics": [], "plugins": {}, "facts": {}, "wrong": [], "notes": []}

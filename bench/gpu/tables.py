@@ -26,9 +26,9 @@ def aims_missed(run: Run) -> list[str]:
     for spec in SECTIONS:
         values = _values(run["sections"].get(spec.name, {}))
         missed += [
-            f"{spec.name}: {figure.name}"
-            for figure in spec.figures
-            if figure.name in values and not figure.reached(values[figure.name])
+            f"{spec.name}: {metric.name}"
+            for metric in spec.metrics
+            if metric.name in values and not metric.reached(values[metric.name])
         ]
     return missed
 
@@ -116,29 +116,29 @@ def is_sound(counts: Mapping[str, int]) -> bool:
 
 
 def _metric_lines(spec: SectionSpec, run: Run, *, small: bool) -> Iterator[str]:
-    known = {item.name: item for item in spec.figures}
-    for figure in run["figures"]:
-        spec_of = known.get(figure["name"])
-        what = spec_of.what if spec_of else figure["name"]
-        unit = spec_of.unit if spec_of else figure["unit"]
+    known = {item.name: item for item in spec.metrics}
+    for metric in run["metrics"]:
+        spec_of = known.get(metric["name"])
+        what = spec_of.what if spec_of else metric["name"]
+        unit = spec_of.unit if spec_of else metric["unit"]
         aim = spec_of.aim if spec_of and not small else ""
-        missed = " MISSED" if aim and spec_of and not spec_of.reached(figure["value"]) else ""
-        note = f"  ({figure['note']})" if figure["note"] else ""
-        value = f"{number(figure['value'])} {unit}".strip()
+        missed = " MISSED" if aim and spec_of and not spec_of.reached(metric["value"]) else ""
+        note = f"  ({metric['note']})" if metric["note"] else ""
+        value = f"{number(metric['value'])} {unit}".strip()
         yield f"{what:<44} {value:>18}  {aim}{missed}{note}".rstrip()
 
 
 def _metric_cells(spec: SectionSpec, run: Run) -> Iterator[str]:
-    measured = {figure["name"]: figure for figure in run.get("figures", ())}
-    for item in spec.figures:
-        figure = measured.pop(item.name, None)
-        result = NEVER if figure is None else f"{number(figure['value'])} {item.unit}".strip()
-        if figure is not None and not item.reached(figure["value"]):
+    measured = {metric["name"]: metric for metric in run.get("metrics", ())}
+    for item in spec.metrics:
+        metric = measured.pop(item.name, None)
+        result = NEVER if metric is None else f"{number(metric['value'])} {item.unit}".strip()
+        if metric is not None and not item.reached(metric["value"]):
             result = f"**{result}**"
         yield f"{item.what} | {item.aim} | {result}"
-    for figure in measured.values():
-        note = f", {figure['note']}" if figure["note"] else ""
-        yield f"{figure['name']}{note} | | {number(figure['value'])} {figure['unit']}"
+    for metric in measured.values():
+        note = f", {metric['note']}" if metric["note"] else ""
+        yield f"{metric['name']}{note} | | {number(metric['value'])} {metric['unit']}"
 
 
 def number(value: float) -> str:
@@ -151,7 +151,7 @@ def number(value: float) -> str:
 
 
 def _values(run: Run) -> dict[str, float]:
-    return {figure["name"]: figure["value"] for figure in run.get("figures", ())}
+    return {metric["name"]: metric["value"] for metric in run.get("metrics", ())}
 
 
 def _counts_text(plugin: str, counts: Mapping[str, int]) -> str:

@@ -65,7 +65,7 @@ def test_a_failing_section_does_not_affect_other_sections(tmp_path):
         "by the way"
     ]
     # Metrics measured before the failure are kept.
-    values = [[figure["value"] for figure in item["figures"]] for item in actual.values()]
+    values = [[metric["value"] for metric in item["metrics"]] for item in actual.values()]
     assert values == [[], *[[42.0]] * 6]
 
 
@@ -74,7 +74,7 @@ def test_a_section_that_hangs_is_killed_with_its_child_processes(tmp_path):
     hung = run["sections"]["hangs"]
     assert (code, hung["state"], run["sections"]["fine"]["state"]) == (1, LATE, OK)
     assert 2.0 <= hung["seconds"] < 8.0 and "after 2 s" in hung["why"]
-    assert hung["figures"][0]["value"] == 42.0
+    assert hung["metrics"][0]["value"] == 42.0
     for _ in range(50):
         if not is_running(hung["facts"]["child"]):
             break
@@ -133,7 +133,7 @@ def test_the_command_runs_every_section_on_a_cpu(tmp_path):
     states = {name: item["state"] for name, item in run["sections"].items()}
     assert states == {item.name: OK if item.on_cpu else NO_DEVICE for item in SECTIONS}
     for spec in SECTIONS:
-        measured = {figure["name"] for figure in run["sections"][spec.name]["figures"]}
+        measured = {metric["name"] for metric in run["sections"][spec.name]["metrics"]}
         assert spec.on_cpu or not measured
     assert run["sections"]["conformance"]["plugins"]["platform:cpu"]["passed"] >= 5
     assert {"max_error", "qualify", "equal"} <= _names(run, "parity")
@@ -151,7 +151,7 @@ def _seconds_of_children() -> float:
 
 
 def _names(run: dict, name: str) -> set[str]:
-    return {figure["name"] for figure in run["sections"][name]["figures"]}
+    return {metric["name"] for metric in run["sections"][name]["metrics"]}
 
 
 @pytest.mark.costly
@@ -229,10 +229,10 @@ def test_the_sum_of_section_deadlines_is_within_the_total_deadline():
 
 def test_a_measurement_that_misses_its_target_is_marked_as_missed(tmp_path):
     def run(**values):
-        figures = [
+        metrics = [
             {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()
         ]
-        by_name = {"state": OK, "seconds": 1.0, "figures": figures, "plugins": {}, "notes": []}
+        by_name = {"state": OK, "seconds": 1.0, "metrics": metrics, "plugins": {}, "notes": []}
         return {
             "small": False,
             "device": {"type": "cuda", "name": "A chip"},
@@ -254,14 +254,14 @@ def test_a_measurement_that_misses_its_target_is_marked_as_missed(tmp_path):
     (one,) = [line for line in lines if "one request" in line]
     (many,) = [line for line in lines if "256 requests" in line]
     assert one.endswith("≥ 850 MISSED") and "MISSED" not in many
-    assert section("small_model").figures
+    assert section("small_model").metrics
 
 
 @pytest.mark.costly
 def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
     run = _run_on_the_fake_device(tmp_path, "memory", "small_model")
     assert {"device_mib", "host_mib"} == _names(run, "memory")
-    assert _names(run, "small_model") == {figure.name for figure in section("small_model").figures}
+    assert _names(run, "small_model") == {metric.name for metric in section("small_model").metrics}
 
 
 @pytest.mark.soak
@@ -272,12 +272,12 @@ def test_parity_and_options_of_memory_and_speed_are_checked_on_a_fake_device(tmp
     done = dict.fromkeys(("machine", *sections[:5]), OK)
     assert states == {**done, "fp8_cache": NO_DEVICE, "vllm": LACKS}
     for name in ("parity", "graphs"):
-        values = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
+        values = {item["name"]: item["value"] for item in run["sections"][name]["metrics"]}
         assert values["max_error"] <= 1e-4 and values["equal"] == 100
     assert _names(run, "sleep") == {"equal", "released"}
     for name in ("offload", "compilation"):
-        figures = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
-        assert figures["equal"] == 100 and figures["ratio"] > 0
+        metrics = {item["name"]: item["value"] for item in run["sections"][name]["metrics"]}
+        assert metrics["equal"] == 100 and metrics["ratio"] > 0
 
 
 def _run_on_the_fake_device(folder: Path, *sections: str) -> dict:

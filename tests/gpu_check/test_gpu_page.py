@@ -44,7 +44,7 @@ RUN = {
             "state": "failed",
             "why": "ops:triton",
             "seconds": 90.0,
-            "figures": [],
+            "metrics": [],
             "plugins": {
                 "attention:triton": {"passed": 90, "skipped": 2},
                 "ops:triton": {"passed": 30, "failed": 1},
@@ -59,7 +59,7 @@ RUN = {
             "state": "ok",
             "why": "",
             "seconds": 40.0,
-            "figures": [
+            "metrics": [
                 {"name": "one_h200", "value": 900.0, "unit": "", "note": ""},
                 {"name": "many_h200", "value": 700.0, "unit": "", "note": ""},
                 {"name": "extra", "value": 1.5, "unit": "us", "note": "of a kernel"},
@@ -114,7 +114,7 @@ def test_every_device_plugin_is_installed():
 
 def test_a_section_without_results_is_shown_as_never_run():
     block = page_block(None)
-    assert block.count("never run") == len(SECTIONS) + sum(len(item.figures) for item in SECTIONS)
+    assert block.count("never run") == len(SECTIONS) + sum(len(item.metrics) for item in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
     partly = page_block(RUN)
     assert "| **parity** | Do logits" in partly and "| | never run |" in partly

@@ -62,10 +62,10 @@ def test_the_parts_of_a_conformance_suite_are_complete_and_disjoint():
 
 def test_a_report_is_written_after_every_entry(tmp_path):
     file = tmp_path / "report.json"
-    assert read_report(file)["figures"] == []
+    assert read_report(file)["metrics"] == []
     report = Report(file=file)
     report.metric("one", 1.5, unit="s")
-    assert read_report(file)["figures"] == [{"name": "one", "value": 1.5, "unit": "s", "note": ""}]
+    assert read_report(file)["metrics"] == [{"name": "one", "value": 1.5, "unit": "s", "note": ""}]
     report.fail("wrong")
     report.plugin("ops:x", {"passed": 3})
     report.fact("seen", [1])
@@ -79,7 +79,7 @@ def test_the_report_of_several_runs_has_the_total_agreement_and_the_largest_erro
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")
     report_agreement([Agreement(**valid), Agreement(**bad)], report)
-    result = {figure["name"]: figure["value"] for figure in report.figures}
+    result = {metric["name"]: metric["value"] for metric in report.metrics}
     assert result == {
         "max_error": 1e-3,
         "qualify": pytest.approx(90.0),
@@ -110,11 +110,11 @@ def test_dovetail_is_compared_with_vllm_if_it_is_installed(tmp_path, monkeypatch
     report = Report(file=tmp_path / "report.json")
     vllm.run(Task(device="cpu", small=True, folder=tmp_path, seed=1), report)
     assert not report.wrong
-    assert {figure["name"] for figure in report.figures} == {"one", "many"}
-    for figure in report.figures:  # 8 tokens of each request in 0.1 s
-        own, other = figure["note"].removesuffix(" tokens/s").replace(",", "").split(" and ")
+    assert {metric["name"] for metric in report.metrics} == {"one", "many"}
+    for metric in report.metrics:  # 8 tokens of each request in 0.1 s
+        own, other = metric["note"].removesuffix(" tokens/s").replace(",", "").split(" and ")
         assert 30 < float(other) <= 80
-        assert figure["value"] == pytest.approx(100 * float(own) / float(other), rel=0.05)
+        assert metric["value"] == pytest.approx(100 * float(own) / float(other), rel=0.05)
 
 
 class Detector:

@@ -6,7 +6,7 @@ from gpu.report import Report, Task
 SLOW = """
 import json, pathlib, sys, time
 file = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
-file.write_text(json.dumps({"figures": [{"name": "first", "value": 2.5}]}))
+file.write_text(json.dumps({"metrics": [{"name": "first", "value": 2.5}]}))
 time.sleep(60)
 """
 
@@ -18,5 +18,5 @@ def test_a_benchmark_killed_at_its_deadline_keeps_its_measurements(tmp_path, mon
     deadline_s = kernel_bench._MARGIN_S + 1.0
     task = Task(device="cuda", small=True, folder=tmp_path, seed=1, deadline_s=deadline_s)
     kernel_bench.run_script("slow", task, report)
-    assert [(figure["name"], figure["value"]) for figure in report.figures] == [("first", 2.5)]
+    assert [(metric["name"], metric["value"]) for metric in report.metrics] == [("first", 2.5)]
     assert report.wrong[0].startswith("slow.py did not finish within 1 s")
