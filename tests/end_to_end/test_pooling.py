@@ -164,8 +164,9 @@ def test_async_pooling_with_a_worker_process_gives_the_same_results(cross_folder
     async def run():
         options = {"executor_backend": "multiproc", **QUIET}
         async with AsyncLLM(model=str(cross_folder), **options) as llm:
-            with pytest.raises(RequestError):
+            with pytest.raises(RequestError) as caught:
                 await llm.score(LONG, texts)
+            assert caught.value.parameter == "documents[0]"
             pooled = await asyncio.gather(*(llm.encode(text) for text in texts))
             return pooled, await llm.score(texts[0], texts[1:])
 

@@ -64,6 +64,18 @@ class RequestError(UserError):
         super().__init__(message)
         self.parameter = parameter
 
+    def of_text(self, name: str) -> RequestError:
+        """Return the error of a prompt with the name of the argument or field that contains it.
+
+        Errors of other parameters are returned unchanged.
+        """
+        if self.parameter != "prompt":
+            return self
+        message = str(self)
+        if message.startswith("prompt"):
+            return RequestError(name + message.removeprefix("prompt"), parameter=name)
+        return RequestError(f"{name}: {message}", parameter=name)
+
 
 class ModelError(UserError):
     """A model directory or its architecture cannot be used."""

@@ -91,6 +91,16 @@ def test_scores_and_ranks_are_computed_from_cosine_similarities(pooling, expecte
     )
 
 
+def test_empty_texts_are_scored_by_their_special_tokens(pooling):
+    vectors = pooling.post("/v1/embeddings", {"input": ["w1", [2, 3]]}).json["data"]
+    cosine = sum(a * b for a, b in zip(*(item["embedding"] for item in vectors), strict=True))
+    reply = pooling.post("/v1/score", {"text_1": "w1", "text_2": ["", "w1"]}).json
+    assert [item["score"] for item in reply["data"]] == near([cosine, 1])
+    reply = pooling.post("/v1/rerank", {"query": "", "documents": ["w1", ""]}).json
+    assert [item["relevance_score"] for item in reply["results"]] == near([1, cosine])
+    assert [item["index"] for item in reply["results"]] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -113,6 +123,10 @@ def test_scores_and_ranks_are_computed_from_cosine_similarities(pooling, expecte
         ("/v1/score", {"text_1": ["w1", "w2"], "text_2": ["w3"]}, "text_1"),
         ("/v1/score", {"text_1": "w1", "text_2": ["w3", 1]}, "text_2[1]"),
         ("/v1/score", {"text_1": "w1", "text_2": LONG}, "text_2"),
+        ("/v1/score", {"text_1": "w1", "text_2": ["", LONG]}, "text_2[1]"),
+        ("/v1/score", {"text_1": [LONG, ""], "text_2": ["w1", "w2"]}, "text_1[0]"),
+        ("/v1/rerank", {"query": "w1", "documents": ["", {"text": LONG}]}, "documents[1]"),
+        ("/v1/rerank", {"query": LONG, "documents": ["w1", "w2"]}, "query"),
         ("/v1/rerank", {"query": "w1", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "w1", "documents": [{}]}, "documents[0]"),
         ("/v1/rerank", {"query": "w1", "documents": ["w1"], "top_n": 0}, "top_n"),
@@ -127,4 +141,5 @@ def test_the_error_of_a_pooling_route_names_the_invalid_field(pooling, path, bod
     reply = pooling.post(path, body)
     assert reply.status in (400, 404), reply.content
     assert reply.error["param"] == param and reply.error["code"]
+    assert path not in ("/v1/score", "/v1/rerank") or param in reply.error["message"]
     assert pooling.post("/v1/embeddings", {"input": "w1"}).status == 200

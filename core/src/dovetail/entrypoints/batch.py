@@ -27,21 +27,33 @@ SHOWN_PROMPT_CHARS = 4096
 
 
 def run_batch(
-    engine: LLMEngine, requests: Sequence[UserRequest], *, use_tqdm: bool, on_error: str
+    engine: LLMEngine,
+    requests: Sequence[UserRequest],
+    *,
+    use_tqdm: bool,
+    on_error: str,
+    names: Sequence[str] = (),
 ) -> list[RequestOutput]:
     """Return one output per request, in order.
 
     on_error: if a request is rejected, "raise" aborts all requests; "return" puts the error in the
-    output of the rejected request. Raises UserError if the engine is paused, because this call
-    would never return.
+    output of the rejected request. names: the name of each prompt in errors; () for its index.
+    Raises UserError if the engine is paused, because this call would never return.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
     rejected: Mapping[str, RequestError] = {}
     try:
         rejected = engine.add_requests(requests)
+        if rejected and names:
+            named = zip(requests, names, strict=True)
+            rejected = {
+                request.request_id: rejected[request.request_id].of_text(name)
+                for request, name in named
+                if request.request_id in rejected
+            }
         if rejected and on_error == "raise":
-            raise _first_rejection(requests, rejected)
+            raise next(iter(rejected.values())) if names else _first_rejection(requests, rejected)
         results = {
             request.request_id: rejected_output(
                 request.request_id, request.prompt, rejected[request.request_id]

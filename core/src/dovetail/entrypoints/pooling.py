@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.errors import RequestError
 from dovetail.outputs import PoolingRequestOutput, RequestOutputKind
-from dovetail.pooling_params import CLASSIFY, EMBED, REWARD, SCORE, PoolingParams
+from dovetail.pooling_params import CLASSIFY, EMBED, REWARD, PoolingParams
 
 if TYPE_CHECKING:
     from dovetail.engine.llm_engine import LLMEngine
+    from dovetail.engine.output.scoring import TextPairs
     from dovetail.inputs import Prompt
 
 OnError = Literal["raise", "return"]
@@ -42,31 +44,46 @@ class PoolingMethods:
 
         pooling_task: the task for parameters without a task; None for the model's first task.
         """
-        from dovetail.engine.front_end import UserRequest  # imported with the engine
-        from dovetail.entrypoints.batch import run_batch
-        from dovetail.entrypoints.call_arguments import check_choice, list_prompts, one_each
+        from dovetail.entrypoints.call_arguments import list_prompts, one_each
 
+        _check_options(use_tqdm, on_error)
         engine = self.llm_engine
-        check_choice("use_tqdm", use_tqdm, (True, False))
-        check_choice("on_error", on_error, ("raise", "return"))
         several = list_prompts(
             prompts, limits=engine.config.limits, max_model_len=engine.max_model_len
         )
         params = one_each(pooling_params, len(several), "pooling_params")
         ranks = one_each(priority if priority is not None else 0, len(several), "priority")
+        params = [_with_task(item, pooling_task) for item in params]
+        return self._pool(several, params, ranks, use_tqdm=use_tqdm, on_error=on_error)
+
+    def _pool(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        ranks: Sequence[int],
+        *,
+        use_tqdm: bool,
+        on_error: OnError,
+        names: Sequence[str] = (),
+    ) -> list[PoolingRequestOutput]:
+        """Return the pooled result of each prompt. ranks: priorities. names: see `run_batch`."""
+        from dovetail.engine.front_end import UserRequest  # imported with the engine
+        from dovetail.entrypoints.batch import run_batch
+
+        engine = self.llm_engine
         with engine.guard:  # this call gets the outputs of all steps until it returns
-            first, self._num_requests = self._num_requests, self._num_requests + len(several)
+            first, self._num_requests = self._num_requests, self._num_requests + len(prompts)
             requests = [
                 UserRequest(
                     request_id=str(first + index),
                     prompt=prompt,
                     priority=ranks[index],
                     output_kind=RequestOutputKind.FINAL_ONLY,
-                    pooling_params=_with_task(params[index], pooling_task),
+                    pooling_params=params[index],
                 )
-                for index, prompt in enumerate(several)
+                for index, prompt in enumerate(prompts)
             ]
-            outputs = run_batch(engine, requests, use_tqdm=use_tqdm, on_error=on_error)
+            outputs = run_batch(engine, requests, use_tqdm=use_tqdm, on_error=on_error, names=names)
         return [PoolingRequestOutput.of(output) for output in outputs]
 
     def embed(
@@ -103,12 +120,15 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: bool = True,
+        on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput]:
         """Return the score of each pair of a query and a document: `output.outputs.score`.
 
         queries: one text for all documents, or one for each. A cross-encoder reads both texts
         together. Other models embed each text once, and the score is the cosine similarity, or the
-        sum of the largest similarities of tokens (late interaction).
+        sum of the largest similarities of tokens (late interaction). An empty text is scored by its
+        special tokens; if the tokenizer adds none, the pair is rejected. Errors name the text, such
+        as "documents[1]".
         """
         from dovetail.engine.output.scoring import (
             ScoringKind,
@@ -117,31 +137,64 @@ class PoolingMethods:
             scoring_kind,
         )
 
-        firsts, seconds = read_pairs(queries, documents)
+        _check_options(use_tqdm, on_error)
+        pairs = read_pairs(queries, documents)
+        maximum = self.llm_engine.config.limits.max_prompts
+        if len(pairs.documents) > maximum:
+            raise RequestError(
+                f"documents has {len(pairs.documents)} strings; at most {maximum} are accepted "
+                "(max_prompts).",
+                parameter="documents",
+            )
         kind = scoring_kind(self.llm_engine.supported_tasks)
+        params = _with_task(pooling_params, kind.value)
+        run = partial(self._pool, use_tqdm=use_tqdm, on_error=on_error)
         if kind is ScoringKind.CROSS_ENCODER:
-            return self._score_pairs(firsts, seconds, pooling_params, use_tqdm)
-        texts = list(dict.fromkeys((*firsts, *seconds)))
-        task = kind.value
-        outputs = self.encode(texts, pooling_params, pooling_task=task, use_tqdm=use_tqdm)
-        return compare_all(kind, firsts, seconds, dict(zip(texts, outputs, strict=True)))
+            return self._score_pairs(pairs, params, run, is_strict=on_error == "raise")
+        texts, count = pairs.texts(), len(pairs.texts())
+        outputs = run([*texts], [params] * count, [0] * count, names=[*texts.values()])
+        return compare_all(kind, pairs, dict(zip(texts, outputs, strict=True)))
 
     def _score_pairs(
         self,
-        firsts: Sequence[str],
-        seconds: Sequence[str],
-        pooling_params: PoolingParams | None,
-        use_tqdm: bool,
+        pairs: TextPairs,
+        params: PoolingParams,
+        run: Callable[..., list[PoolingRequestOutput]],
+        *,
+        is_strict: bool,
     ) -> list[PoolingRequestOutput]:
+        """Return the score of each pair by a cross-encoder. is_strict: raise the first error."""
+        from dovetail.entrypoints.batch import rejected_output
+
         inputs = self.llm_engine.front.pooling_inputs
-        params = _with_task(pooling_params, SCORE)
-        prompts: list[Prompt] = []
+        prompts: dict[int, Prompt] = {}
         each: list[PoolingParams] = []
-        for first, second in zip(firsts, seconds, strict=True):
-            token_ids, start = inputs.encode_pair(first, second, params.truncate_prompt_tokens)
-            prompts.append({"prompt_token_ids": token_ids})
+        results: dict[int, PoolingRequestOutput] = {}
+        for index, (first, second) in enumerate(zip(pairs.queries, pairs.documents, strict=True)):
+            names = pairs.query_name(index), pairs.document_name(index)
+            try:
+                token_ids, start = inputs.encode_pair(
+                    first, second, params.truncate_prompt_tokens, names
+                )
+            except RequestError as error:
+                if is_strict:
+                    raise
+                rejection = rejected_output(f"rejected-{index}", second, error)
+                results[index] = PoolingRequestOutput.of(rejection)
+                continue
+            prompts[index] = {"prompt_token_ids": token_ids}
             each.append(replace(params, second_text_start=start))
-        return self.encode(prompts, each, use_tqdm=use_tqdm)
+        names_of_documents = [pairs.document_name(index) for index in prompts]
+        outputs = run([*prompts.values()], each, [0] * len(each), names=names_of_documents)
+        results |= zip(prompts, outputs, strict=True)
+        return [results[index] for index in range(len(pairs.documents))]
+
+
+def _check_options(use_tqdm: object, on_error: object) -> None:
+    from dovetail.entrypoints.call_arguments import check_choice
+
+    check_choice("use_tqdm", use_tqdm, (True, False))
+    check_choice("on_error", on_error, ("raise", "return"))
 
 
 def _with_task(params: Any, task: str | None) -> PoolingParams:

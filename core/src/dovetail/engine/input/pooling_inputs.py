@@ -8,6 +8,7 @@ from itertools import islice
 from dovetail.engine.input.input_processor import InputProcessor, no_tokenizer
 from dovetail.engine.input.prompt_reading import ReadPrompt, cut_before_end, take_token_ids
 from dovetail.engine.input.request_checks import check_prompt
+from dovetail.errors import RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.pooling_params import WHOLE_LENGTH, PoolingParams
 from dovetail.request import EngineCoreRequest
@@ -51,19 +52,27 @@ class PoolingInputs:
         )
 
     def encode_pair(
-        self, first: str, second: str, keep_first: int | None = None
+        self,
+        first: str,
+        second: str,
+        keep_first: int | None = None,
+        names: tuple[str, str] = ("prompt", "prompt"),
     ) -> tuple[list[int], int]:
         """Return the token ids of two texts with special tokens, and where the second one starts.
 
         keep_first: as `PoolingParams.truncate_prompt_tokens`. The start is 0 if the tokenizer does
-        not distinguish the texts. Raises RequestError for a text that is too long.
+        not distinguish the texts. names: of the texts in errors. Raises RequestError for a text
+        that is too long, and for a pair that cannot be tokenized.
         """
-        for text in (first, second):
-            self._inputs.check_length("prompt", text)
+        for name, text in zip(names, (first, second), strict=True):
+            self._inputs.check_length(name, text)
         tokenizer = self._tokenizer
         if tokenizer is None:
-            raise no_tokenizer("prompt")
-        token_ids, start = guarded("prompt", lambda: tokenizer.encode_pair(first, second))
+            raise no_tokenizer(names[1])
+        try:
+            token_ids, start = guarded("prompt", lambda: tokenizer.encode_pair(first, second))
+        except RequestError as error:
+            raise error.of_text(names[1]) from None
         if keep_first is not None:
             token_ids = list(self._cut(token_ids, keep_first, is_text=True))
         return token_ids, start if start < len(token_ids) else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import mul
 
@@ -42,13 +42,45 @@ def scoring_kind(supported_tasks: Sequence[str]) -> ScoringKind:
     )
 
 
-def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]]:
-    """Return the same number of queries and documents. Raise RequestError for other arguments.
+@dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """The pairs of strings of a call. queries, documents: one string for each pair.
+
+    num_queries: number of strings that the caller passed as queries: 1 or the number of pairs.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    num_queries: int
+
+    def query_name(self, index: int) -> str:
+        """Return the name of a pair's query in errors: "queries", or with an index if several."""
+        return _entry("queries", index, self.num_queries)
+
+    def document_name(self, index: int) -> str:
+        """Return the name of a pair's document in errors."""
+        return _entry("documents", index, len(self.documents))
+
+    def texts(self) -> dict[str, str]:
+        """Return each different string with the name of its first occurrence, queries first."""
+        names: dict[str, str] = {}
+        for strings, name_of in (
+            (self.queries, self.query_name),
+            (self.documents, self.document_name),
+        ):
+            for index, text in enumerate(strings):
+                names.setdefault(text, name_of(index))
+        return names
+
+
+def read_pairs(queries: object, documents: object) -> TextPairs:
+    """Return the pairs of strings. Raise RequestError, naming the argument, for other types.
 
     queries: one text for all documents, or one for each.
     """
     firsts, seconds = _texts("queries", queries), _texts("documents", documents)
-    if len(firsts) == 1:
+    num_queries = len(firsts)
+    if num_queries == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
         raise RequestError(
@@ -56,14 +88,22 @@ def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]
             "one for each document.",
             parameter="queries",
         )
-    return firsts, seconds
+    return TextPairs(queries=firsts, documents=seconds, num_queries=num_queries)
 
 
 def _texts(name: str, value: object) -> list[str]:
     listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(item, str) for item in listed):
+    if not isinstance(listed, (list, tuple)):
         raise RequestError(f"{name} must be a string or a list of strings.", parameter=name)
+    for index, item in enumerate(listed):
+        if not isinstance(item, str):
+            entry = _entry(name, index, len(listed))
+            raise RequestError(f"{entry} is not a string.", parameter=entry)
     return list(listed)
+
+
+def _entry(name: str, index: int, count: int) -> str:
+    return name if count == 1 else f"{name}[{index}]"
 
 
 def compare(
@@ -86,14 +126,11 @@ def compare(
 
 
 def compare_all(
-    kind: ScoringKind,
-    firsts: Sequence[str],
-    seconds: Sequence[str],
-    pooled: Mapping[str, PoolingRequestOutput],
+    kind: ScoringKind, pairs: TextPairs, pooled: Mapping[str, PoolingRequestOutput]
 ) -> list[PoolingRequestOutput]:
     """Return the score of each pair of strings. pooled: the output of each string."""
-    pairs = zip(firsts, seconds, strict=True)
-    return [compare(kind, pooled[first], pooled[second]) for first, second in pairs]
+    strings = zip(pairs.queries, pairs.documents, strict=True)
+    return [compare(kind, pooled[first], pooled[second]) for first, second in strings]
 
 
 def cosine(first: Vector, second: Vector) -> float:

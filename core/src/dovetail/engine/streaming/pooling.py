@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.front_end import FrontEnd, UserRequest
 from dovetail.engine.output.scoring import ScoringKind, compare_all, read_pairs, scoring_kind
+from dovetail.errors import RequestError
 from dovetail.outputs import PoolingRequestOutput, RequestOutputKind
 from dovetail.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from dovetail.engine.output.scoring import TextPairs
     from dovetail.engine.streaming.request_streamer import RequestStreamer
     from dovetail.inputs import Prompt, PromptTraits
     from dovetail.outputs import RequestOutput
@@ -80,35 +82,44 @@ class AsyncPoolingMethods:
         """Return the score of each pair of a query and a document, as `LLM.score` does.
 
         traits: the `PromptTraits` of every prompt. The output of a pair that failed has no result,
-        as with `encode`. If a request raises an error, all others of the call are aborted.
+        as with `encode`. If a request raises an error, all others of the call are aborted, and the
+        error names the text, such as "documents[1]".
         """
-        firsts, seconds = read_pairs(queries, documents)
+        pairs = read_pairs(queries, documents)
         kind = scoring_kind(self._front.facts.model_info.supported_tasks)
         params = replace(pooling_params or PoolingParams(), task=kind.value)
 
-        async def encode(prompt: Any, params: PoolingParams) -> PoolingRequestOutput:
+        async def encode(prompt: Any, params: PoolingParams, name: str) -> PoolingRequestOutput:
             prompt = {**(traits or {}), **prompt}
-            return await self.encode(prompt, params, priority=priority, timeout_s=timeout_s)
+            try:
+                return await self.encode(prompt, params, priority=priority, timeout_s=timeout_s)
+            except RequestError as error:
+                raise error.of_text(name) from None
 
-        async def score_pair(first: str, second: str) -> PoolingRequestOutput:
-            token_ids, start = await self._encode_pair(first, second, params.truncate_prompt_tokens)
+        async def score_pair(index: int) -> PoolingRequestOutput:
+            token_ids, start = await self._encode_pair(pairs, index, params.truncate_prompt_tokens)
             params_of_pair = replace(params, second_text_start=start)
-            return await encode({"prompt_token_ids": token_ids}, params_of_pair)
+            prompt = {"prompt_token_ids": token_ids}
+            return await encode(prompt, params_of_pair, pairs.document_name(index))
 
         if kind is ScoringKind.CROSS_ENCODER:
-            return await _all([score_pair(*pair) for pair in zip(firsts, seconds, strict=True)])
-        texts = list(dict.fromkeys((*firsts, *seconds)))
-        outputs = await _all([encode({"prompt": text}, params) for text in texts])
+            return await _all([score_pair(index) for index in range(len(pairs.documents))])
+        texts = pairs.texts()
+        outputs = await _all(
+            [encode({"prompt": text}, params, name) for text, name in texts.items()]
+        )
         pooled = dict(zip(texts, outputs, strict=True))
-        return await asyncio.to_thread(compare_all, kind, firsts, seconds, pooled)
+        return await asyncio.to_thread(compare_all, kind, pairs, pooled)
 
     async def _encode_pair(
-        self, first: str, second: str, keep_first: int | None
+        self, pairs: TextPairs, index: int, keep_first: int | None
     ) -> tuple[list[int], int]:
+        first, second = pairs.queries[index], pairs.documents[index]
+        names = pairs.query_name(index), pairs.document_name(index)
         encode_pair = self._front.pooling_inputs.encode_pair
         if len(first) + len(second) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(encode_pair, first, second, keep_first)
-        return encode_pair(first, second, keep_first)
+            return await asyncio.to_thread(encode_pair, first, second, keep_first, names)
+        return encode_pair(first, second, keep_first, names)
 
 
 async def _all(

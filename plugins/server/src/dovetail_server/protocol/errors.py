@@ -158,7 +158,8 @@ def unavailable(
 
 
 def _rejection(error: RequestError, names: Mapping[str, str]) -> APIError:
-    param, message = names.get(error.parameter, error.parameter), str(error)
+    whole, bracket, index = error.parameter.partition("[")  # such as "documents[1]"
+    param, message = names.get(whole, whole) + bracket + index, str(error)
     if param != error.parameter and message.startswith(error.parameter):
         message = param + message.removeprefix(error.parameter)
     message = _TUPLE.sub(r"=[\1]", message).replace(" must be None or ", " must be null or ")
