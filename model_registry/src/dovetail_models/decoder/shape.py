@@ -16,6 +16,7 @@ from dovetail.interfaces.model import ModelContext, WeightMapping
 from dovetail.value_checks import shorten
 from dovetail_models.config_reader import (
     Config,
+    own_name,
     read_choice,
     read_count,
     read_flag,
@@ -160,21 +161,23 @@ def read_heads(
     hidden_size = read_count(config, "hidden_size")
     num_heads = read_count(config, "num_attention_heads")
     num_kv_heads = read_count(config, kv_field, num_heads)
+    size_name, heads_name, kv_name = (
+        own_name(config, field) for field in ("hidden_size", "num_attention_heads", kv_field)
+    )
     if num_heads % num_kv_heads:
         raise ModelError(
-            f"config.json: num_attention_heads {num_heads} is not a multiple of "
-            f"{kv_field} {num_kv_heads}"
+            f"config.json: {heads_name} {num_heads} is not a multiple of {kv_name} {num_kv_heads}"
         )
     if config.get("head_dim") is None and not head_size and hidden_size % num_heads:
         raise ModelError(
-            f"config.json: hidden_size {hidden_size} is not a multiple of num_attention_heads "
+            f"config.json: {size_name} {hidden_size} is not a multiple of {heads_name} "
             f"{num_heads}, and head_dim is absent"
         )
     head_size = read_count(config, "head_dim", head_size or hidden_size // num_heads)
     if head_size > MAX_HEAD_SIZE:
         raise ModelError(
-            f"config.json: the head size is {head_size} (head_dim, or hidden_size {hidden_size} / "
-            f"num_attention_heads {num_heads}); at most {MAX_HEAD_SIZE} is supported"
+            f"config.json: the head size is {head_size} (head_dim, or {size_name} {hidden_size} / "
+            f"{heads_name} {num_heads}); at most {MAX_HEAD_SIZE} is supported"
         )
     return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 

@@ -6,7 +6,7 @@ Dimensions: R results, D hidden size, L labels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
@@ -33,15 +33,13 @@ _HEAD = ("pre_classifier", "classifier")
 
 def _read_shape(config: Config) -> DecoderShape:
     """Return the shape that config.json defines, with the names of fields of DistilBERT."""
-    usual: dict[str, Any] = dict(
-        renamed(
-            config,
-            hidden_size="dim",
-            intermediate_size="hidden_dim",
-            num_hidden_layers="n_layers",
-            num_attention_heads="n_heads",
-            hidden_act="activation",
-        )
+    usual = renamed(
+        config,
+        hidden_size="dim",
+        intermediate_size="hidden_dim",
+        num_hidden_layers="n_layers",
+        num_attention_heads="n_heads",
+        hidden_act="activation",
     )
     return BertModel.read_shape(usual)
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from dovetail.interfaces.model import WeightMapping
 from dovetail_models.config_reader import (
     Config,
+    changed,
     read_choice,
     read_count,
     read_flag,
@@ -87,10 +88,10 @@ class FalconForCausalLM(DecoderForCausalLM):
 def _read_heads(config: Config) -> HeadShape:
     """Return the heads: Falcon 7B has one key-value head, Falcon 40B has groups."""
     if read_flag(config, "new_decoder_architecture"):
-        old = {**renamed(config, num_kv_heads="n_head_kv"), "head_dim": None}
+        old = changed(renamed(config, num_kv_heads="n_head_kv"), head_dim=None)
         return read_heads(old, kv_field="num_kv_heads")
     num_kv_heads = 1 if read_flag(config, "multi_query", default=True) else None
-    return read_heads({**config, "num_key_value_heads": num_kv_heads, "head_dim": None})
+    return read_heads(changed(config, num_key_value_heads=num_kv_heads, head_dim=None))
 
 
 def _read_block(config: Config) -> type[Block]:

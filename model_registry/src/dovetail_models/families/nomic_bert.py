@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from dovetail_models.config_reader import Config, read_number, reject, renamed
+from dovetail_models.config_reader import Config, read_number, read_optional, reject, renamed
 from dovetail_models.decoder import (
     AttentionOptions,
     DecoderShape,
@@ -87,6 +87,7 @@ class NomicBertModel(BertModel):
             layer_norm_eps="layer_norm_epsilon",
             rope_theta="rotary_emb_base",
         )
+        read_optional(config, "rope_theta")  # an error names the field of the file
         return read_decoder_shape(
             config,
             rope=read_rope(config, read_heads(config).head_size, theta=_THETA, whole_heads=True),
