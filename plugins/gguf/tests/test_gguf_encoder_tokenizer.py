@@ -120,6 +120,12 @@ def test_tokens_in_brackets_of_older_files_have_no_mark(tmp_path):
     assert tokenizer.decode([5, 6]) == "[unused0] run"
 
 
+def test_a_wordpiece_vocabulary_may_contain_the_mark_of_sentencepiece(tmp_path):
+    pieces = (*SPECIAL, *WORDS, 2 * START)
+    tokenizer = GGUFTokenizer.from_directory(write_pieces(tmp_path / "model.gguf", pieces))
+    assert texts(tokenizer, f"run {START}") == ["[CLS]", "run", START, "[SEP]"]
+
+
 def test_added_words_of_a_file_are_found_in_a_text(tmp_path):
     types = [*[CONTROL] * len(SPECIAL), USER, *[NORMAL] * (len(WORDS) - 1)]
     tokenizer = GGUFTokenizer.from_directory(write_pieces(tmp_path / "model.gguf", types=types))
@@ -188,6 +194,11 @@ def test_the_error_for_invalid_metadata_of_unigram_names_the_key(omit, changes, 
         ((*SPECIAL, *WORDS, f"{START}a"), {}, "tokens has 'a' twice"),
         ((*SPECIAL, *WORDS), {"normalizer.lowercase": "yes"}, "normalizer.lowercase is 'yes'"),
         ((*SPECIAL, *WORDS), {"model": "wpm"}, "tokenizer.ggml.model is 'wpm'"),
+        (
+            (*SPECIAL, *(START + word for word in WORDS)),
+            {},
+            "tokenizer.ggml.model is 'bert' (WordPiece), but tokens has pieces of SentencePiece",
+        ),
     ],
 )
 def test_the_error_for_invalid_metadata_of_wordpiece_names_the_key(

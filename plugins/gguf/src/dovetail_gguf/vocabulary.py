@@ -16,6 +16,7 @@ from dovetail_gguf.encoders.tokenizer_rules import (
     UNIGRAM,
     WORDPIECE,
     EncoderRules,
+    is_sentencepiece,
     name_mask_token,
     read_rules,
     restore_wordpieces,
@@ -81,6 +82,12 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     defaults = _SENTENCEPIECE_IDS if model == SENTENCEPIECE else {}
     special_ids = source.special_ids(len(tokens), defaults)
     if model == WORDPIECE:
+        if is_sentencepiece(tokens):
+            raise source.rejection(
+                f"model is {WORDPIECE!r} (WordPiece), but tokens has pieces of SentencePiece, as "
+                "in files of CamemBERT, whose text cannot be tokenized correctly. Load the "
+                "original checkpoint"
+            )
         tokens = restore_wordpieces(tokens, types)
     if model == UNIGRAM:
         tokens, types = name_mask_token(tokens, types, special_ids)

@@ -30,6 +30,7 @@ _TEXTS = {
 }
 """Texts of special tokens whose ids a file does not state."""
 _OTHER_NAMES = {"cls_token": "bos_token", "sep_token": "eos_token"}
+_MAX_SHARE_OF_MARKED = 0.05
 _LATIN = re.compile("[\u00c0-\u024f\u1e00-\u1eff]")
 
 
@@ -107,6 +108,16 @@ def read_rules(
         strips_accents=strips_accents,
         charsmap=source.charsmap() if model == UNIGRAM else b"",
     )
+
+
+def is_sentencepiece(tokens: Sequence[str]) -> bool:
+    """Return whether a vocabulary in the form of WordPiece has the pieces of SentencePiece.
+
+    llama.cpp's converter writes CamemBERT so: it adds the mark of a word's start to all pieces,
+    also to those that begin with it. A vocabulary of WordPiece has at most the character itself.
+    """
+    num_marked = sum(token.startswith(2 * _START) and len(token) > 2 for token in tokens)
+    return num_marked > len(tokens) * _MAX_SHARE_OF_MARKED
 
 
 def restore_wordpieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
