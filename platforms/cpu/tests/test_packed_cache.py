@@ -14,7 +14,7 @@ from dovetail_cpu.packed_cache.cache import PackedCache
 from dovetail_cpu.packed_cache.folder import default_folder, packed_folder
 from dovetail_cpu.packed_cache.packed_file import PackedFile
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
-from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch, find_packed
 from dovetail_torch.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -128,15 +128,14 @@ class Started:
             loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
             self.method = Doubled(version)
             self.model = Model(self.method, tied=tied)
-            self.prefetch = None
-            if prefetches:
-                self.prefetch = PackedPrefetch(folder, checkpoint, num_threads=1)
+            file = find_packed(folder, checkpoint) if prefetches else None
+            prefetch = None if file is None else PackedPrefetch(file, num_threads=1)
             cache = PackedCache(
                 folder,
                 self.model,
                 loader.fingerprint(),
                 min_bytes=min_bytes,
-                prefetch=self.prefetch,
+                prefetch=prefetch,
             )
             with torch.inference_mode():
                 self.is_restored = cache.restore(num_threads=2)

@@ -1,20 +1,27 @@
 """While torch is imported, the CPU platform loads its libraries and reads the packed weights."""
 
-import importlib
+import ctypes
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dovetail import LLM
+from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
-from dovetail_cpu import torch_libraries
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.packed_cache.packed_file import PackedFile
 from dovetail_cpu.platform import CPUPlatform
+from dovetail_cpu.preparation import preparation
 from dovetail_devkit.tiny_model import write_tiny_llama
+
+if probe_fast().usable:
+    from dovetail_cpu.linear_kernel import Arena
+    from dovetail_cpu.native_memory import NativeMemory
+    from dovetail_cpu.preparation.early_memory import EarlyMemory
 
 pytest.importorskip("dovetail_models")
 native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable here")
@@ -24,7 +31,7 @@ cpu_build = pytest.mark.skipif(
 
 PRELOAD = """
 import sys, time
-from dovetail_cpu.torch_libraries import preload_torch
+from dovetail_cpu.preparation.torch_libraries import preload_torch
 begin = time.thread_time()
 thread = preload_torch()
 while thread is not None and thread.is_alive():
@@ -64,9 +71,9 @@ def test_the_tokenizer_library_is_imported_before_torch_libraries_load(
     skips, checkpoint, monkeypatch
 ):
     loaded = []
-    monkeypatch.delitem(sys.modules, "tokenizers", raising=False)
-    monkeypatch.setattr(importlib, "import_module", lambda name: loaded.append(name))
-    monkeypatch.setattr(torch_libraries, "preload_torch", lambda: loaded.append("torch"))
+    importer = SimpleNamespace(import_module=loaded.append)
+    monkeypatch.setattr(preparation, "importlib", importer)
+    monkeypatch.setattr(preparation, "preload_torch", lambda: loaded.append("torch"))
     config = EngineArgs(model=checkpoint, skip_tokenizer_init=skips, load_format="dummy")
     CPUPlatform().prepare(config.create_engine_config())
     assert loaded == (["torch"] if skips else ["tokenizers", "torch"])
@@ -76,22 +83,38 @@ def test_the_tokenizer_library_is_imported_before_torch_libraries_load(
 def checkpoint(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
-    return write_tiny_llama(path, tie_word_embeddings=True, vocab_size=160)
+    return write_tiny_llama(path, tie_word_embeddings=True, vocab_size=160, dtype="bfloat16")
 
 
 def options(folder):
     return {"plugin_options": {"worker:cpu": {"packed_cache": folder, "packed_cache_min_mib": 0}}}
 
 
-def prefetch_of(checkpoint, **changes):
+def start(checkpoint, **changes):
+    return LLM(
+        str(checkpoint),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=64,
+        num_gpu_blocks_override=8,
+        **changes,
+    )
+
+
+def prepare(checkpoint, **changes):
+    """Return (whether packed weights are verified, whether memory is allocated early)."""
     platform = CPUPlatform()
     config = EngineArgs(model=checkpoint, skip_tokenizer_init=True, **changes)
     platform.prepare(config.create_engine_config())
-    prefetch = platform.take_prefetch()
+    prepared = platform.take_preparation()
+    assert platform.take_preparation() is None
+    if prepared is None:
+        return False, False
+    prefetch, memory = prepared.take_prefetch(), prepared.take_memory()
     if prefetch is not None:
         prefetch.cancel()
-    assert platform.take_prefetch() is None
-    return prefetch
+    prepared.cancel()
+    return prefetch is not None, memory is not None
 
 
 @native
@@ -105,24 +128,78 @@ def test_packed_weights_are_verified_by_the_thread_that_prefetches_them(
         verify(*arguments, **keywords)
 
     monkeypatch.setattr(PackedFile, "verify", recording)
-    settings = {"dtype": "bfloat16", "max_model_len": 64, "num_gpu_blocks_override": 8}
     for _ in range(2):
-        llm = LLM(
-            str(checkpoint),
-            skip_tokenizer_init=True,
-            **settings,
-            **options(str(tmp_path / "packed")),
-        )
-        llm.shutdown()
+        start(checkpoint, **options(str(tmp_path / "packed"))).shutdown()
     assert threads == ["dovetail-packed-prefetch"]
 
 
-def test_packed_weights_are_prefetched_only_by_the_process_of_the_worker(checkpoint, tmp_path):
-    tmp_path.joinpath("packed").mkdir()
+@native
+def test_only_the_process_of_the_worker_prepares_weights(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "_MIN_EARLY_BYTES", 0)
     chosen = options(str(tmp_path / "packed"))
-    assert prefetch_of(checkpoint, **chosen) is not None
-    assert prefetch_of(checkpoint, **options("off")) is None
-    assert prefetch_of(checkpoint, **options(str(tmp_path / "absent"))) is None
-    assert prefetch_of(checkpoint, load_format="dummy", **chosen) is None
-    assert prefetch_of(checkpoint, executor_backend="multiproc", **chosen) is None
-    assert prefetch_of(checkpoint, plugin_options={"worker:cpu": {"packed_cache": 3}}) is None
+    assert prepare(checkpoint, **chosen) == (False, True)
+    assert prepare(checkpoint, **options("off")) == (False, True)
+    start(checkpoint, **chosen).shutdown()
+    assert prepare(checkpoint, **chosen) == (True, False)
+    assert prepare(checkpoint, **options("off")) == (False, True)
+    assert prepare(checkpoint, load_format="dummy", **chosen) == (False, False)
+    assert prepare(checkpoint, executor_backend="multiproc", **chosen) == (False, False)
+    wrong = {"plugin_options": {"worker:cpu": {"packed_cache": 3}}}
+    assert prepare(checkpoint, **wrong) == (False, False)
+
+
+@native
+def test_memory_is_allocated_early_only_for_bfloat16_weights_that_fit(checkpoint, monkeypatch):
+    off = options("off")
+    assert prepare(checkpoint, **off) == (False, False)  # a small model
+    monkeypatch.setattr(preparation, "_MIN_EARLY_BYTES", 0)
+    assert prepare(checkpoint, **off) == (False, True)
+    for other in ({"dtype": "float32"}, {"quantization": "int8"}, {"linear_method": "torch"}):
+        assert prepare(checkpoint, **other, **off) == (False, False)
+    little = {"available": 1 << 40, "limit": 1 << 10}
+    monkeypatch.setattr(preparation, "read_memory", lambda: little)
+    assert prepare(checkpoint, **off) == (False, False)
+
+
+@native
+def test_weights_are_packed_into_memory_that_was_allocated_early(checkpoint, monkeypatch):
+    expected = start(checkpoint, **options("off"))
+    prompt, params = [[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    tokens = expected.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+    expected.shutdown()
+    monkeypatch.setattr(preparation, "_MIN_EARLY_BYTES", 0)
+    taken, forgotten = [], []
+    take, forget = EarlyMemory.take, NativeMemory.forget
+    monkeypatch.setattr(EarlyMemory, "take", lambda m: taken.append(take(m)) or taken[-1])
+    monkeypatch.setattr(
+        NativeMemory, "forget", lambda m, start: (forgotten.append(m), forget(m, start))
+    )
+    llm = start(checkpoint, **options("off"))
+    assert len(taken) == 1 and forgotten == taken
+    assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == tokens
+    llm.shutdown()
+
+
+@native
+def test_early_memory_is_zeroed_and_its_pages_are_allocated_until_it_is_taken():
+    size = (8 << 20) + 5000
+    early = EarlyMemory(size)
+    while early.num_touched < size:
+        time.sleep(0.001)
+    memory = early.take()
+    content = (ctypes.c_char * size).from_address(memory.address)
+    assert bytes(content) == bytes(size)
+    content[1 << 20], content[size - 1] = b"a", b"b"
+    memory.forget((1 << 20) + 1)
+    assert content[1 << 20] == b"a" and content[(1 << 20) + 4096] == b"\0"
+
+
+@native
+def test_packed_weights_use_other_memory_if_the_early_memory_is_too_small():
+    early = EarlyMemory(1 << 20)
+    arena = Arena()
+    arena.use(early.take())
+    arena.reserve(3 << 20)
+    view = arena.take(2 << 20)
+    assert bytes(view[-4:]) == bytes(4)
+    assert arena.take(1 << 20).nbytes == 1 << 20

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import torch
 
-from dovetail_cpu.linear_kernel import NativeMemory
+from dovetail_cpu.native_memory import NativeMemory
 
 _ALIGNMENT_BYTES = 64
 

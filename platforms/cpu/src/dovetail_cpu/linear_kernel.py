@@ -13,39 +13,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dovetail.errors import CapacityError
-from dovetail_cpu_kernels import library
+from dovetail_cpu.native_memory import NativeMemory
 from dovetail_cpu_kernels.experts import ExpertsArgs
 from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
 from dovetail_cpu_kernels.ops import op
 from dovetail_torch.layers.expert_groups import activate, group_tokens
 
-_GIB = 1 << 30
 _Y_BYTES = 2  # of a bfloat16 output
 
 ALIGNMENT_BYTES = 4096
 """Alignment of packed weights: one page, as in cached files."""
 PANEL_FEATURES = 32
 """Number of output features in a panel. Panels are contiguous and independent."""
-
-
-class NativeMemory:
-    """Zeroed memory of the native library, in huge pages if available. Freed with the object."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._library = library()
-        self.num_bytes = num_bytes
-        self.address = self._library.dk_alloc(num_bytes) or 0
-        if not self.address:
-            raise CapacityError(
-                f"Cannot allocate {num_bytes / _GIB:.2f} GiB for packed weights. Free "
-                "memory, or choose a smaller model or quantization."
-            )
-
-    def __del__(self) -> None:
-        if self.__dict__.get("address"):
-            self._library.dk_free(self.address, self.num_bytes)
 
 
 class Arena:
@@ -55,6 +35,11 @@ class Arena:
         self._reserved = 0
         self._used = 0
         self._pieces: list[NativeMemory] = []
+        self._early: NativeMemory | None = None
+
+    def use(self, memory: NativeMemory) -> None:
+        """Use `memory`, which is zeroed, if it is large enough for all announced weights."""
+        self._early = memory
 
     def reserve(self, num_bytes: int) -> None:
         """Announce that `num_bytes` will be allocated."""
@@ -64,12 +49,20 @@ class Arena:
         """Return zeroed memory that is freed with the view. Raise CapacityError if that fails."""
         size = _aligned(num_bytes)
         if not self._pieces or self._used + size > self._pieces[-1].num_bytes:
-            self._pieces = [NativeMemory(max(size, self._reserved))]
+            self._pieces = [self._allocate(max(size, self._reserved))]
             self._used = 0
         view = _view(self._pieces[-1], self._used, num_bytes)
         self._used += size
         self._reserved = max(0, self._reserved - size)
         return view
+
+    def _allocate(self, num_bytes: int) -> NativeMemory:
+        early, self._early = self._early, None
+        if early is not None and early.num_bytes >= num_bytes:
+            early.forget(num_bytes)
+            return early
+        del early  # frees the memory
+        return NativeMemory(num_bytes)
 
 
 class LinearKernel:

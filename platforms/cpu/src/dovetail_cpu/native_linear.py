@@ -30,6 +30,7 @@ from dovetail_cpu.linear_kernel import (
     pack,
 )
 from dovetail_cpu.mapped_pages import forget_pages
+from dovetail_cpu.native_memory import NativeMemory
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
 from dovetail_cpu_kernels.library import PACK_VERSION
@@ -81,6 +82,10 @@ class NativeLinearMethod(OneDNNLinearMethod):
             self._fill(layer, form)
             self._use(layer, form.toreadonly())
         del layer.weight
+
+    def use_memory(self, memory: NativeMemory) -> None:
+        """Pack the weights into `memory`, which is zeroed, if it is large enough for all layers."""
+        self._arena.use(memory)
 
     def _reserve(self) -> None:
         """Reserve space in the arena for all layers that are not packed yet."""

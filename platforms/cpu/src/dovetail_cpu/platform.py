@@ -5,7 +5,6 @@ This module imports `cores` before torch is imported; `cores` explains why.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.machine import read_cgroup_limits
-from dovetail_cpu.cores import allowed_cpus, has_affinity
-from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.cores import has_affinity
 
 if TYPE_CHECKING:
     from dovetail.config import RequestedConfig
-    from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
+    from dovetail_cpu.preparation.preparation import Preparation
     from dovetail_cpu.runtime import CPURuntime
 
 _PREFERENCES = {
@@ -29,9 +27,6 @@ _PREFERENCES = {
     "ops": ("native", "torch"),
 }
 _MEMORY_SHARE = 0.4
-_MAX_PREFETCH_THREADS = 4
-_OPTION_KEYS = ("cpu", "worker:cpu", "dovetail_cpu.worker:CPUWorker")
-"""The keys of the worker's options in `plugin_options`."""
 
 
 class CPUPlatform(Platform):
@@ -41,7 +36,7 @@ class CPUPlatform(Platform):
 
     def __init__(self) -> None:
         """Create the platform."""
-        self._prefetch: PackedPrefetch | None = None
+        self._preparation: Preparation | None = None
 
     @classmethod
     def probe(cls) -> Probe:
@@ -73,50 +68,25 @@ class CPUPlatform(Platform):
         return ConfigPatch(changes={"cache.gpu_memory_utilization": (_MEMORY_SHARE, reason)})
 
     def prepare(self, config: RequestedConfig) -> None:
-        """Load torch's libraries and the packed weights in the background.
+        """Start to load torch's libraries and the packed weights.
 
         Only if this process runs the `cpu` worker.
         """
         parallel = config.parallel
         is_own = parallel.tensor_parallel_size == 1 and parallel.worker_cls in ("auto", "cpu")
-        if not is_own or parallel.executor_backend not in ("auto", "uniproc"):
-            return
-        from dovetail_cpu.torch_libraries import preload_torch
+        if is_own and parallel.executor_backend in ("auto", "uniproc"):
+            # Imported here, because `explain` and `list` do not need it.
+            from dovetail_cpu.preparation.preparation import Preparation
 
-        self._prefetch = _prefetch_packed(config)
-        if not config.model.skip_tokenizer_init:
-            # The import of an extension module waits while libraries are loaded.
-            importlib.import_module("tokenizers")
-        preload_torch()
+            self._preparation = Preparation(config)
 
-    def take_prefetch(self) -> PackedPrefetch | None:
-        """Return the packed weights that `prepare` reads, once; None if it reads none."""
-        prefetch, self._prefetch = self._prefetch, None
-        return prefetch
+    def take_preparation(self) -> Preparation | None:
+        """Return the result of `prepare`, once; None if nothing is prepared."""
+        preparation, self._preparation = self._preparation, None
+        return preparation
 
     def runtime(self) -> CPURuntime:
         """Return the device runtime of this process."""
         from dovetail_cpu.runtime import CPURuntime  # imports torch, which only workers need
 
         return CPURuntime()
-
-
-def _prefetch_packed(config: RequestedConfig) -> PackedPrefetch | None:
-    """Start to read the packed weights of a safetensors checkpoint."""
-    if config.load.load_format not in ("auto", "safetensors"):
-        return None
-    keys = [key for key in _OPTION_KEYS if key in config.plugin_options]
-    try:
-        options = CPUWorkerOptions(**(config.plugin_options[keys[0]] if keys else {}))
-    except (TypeError, ValueError):
-        return None  # reported when the worker is loaded
-    # Imported before torch's libraries are loaded, because it imports an extension module.
-    from dovetail_cpu.packed_cache.folder import chosen_folder
-    from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
-
-    folder = chosen_folder(options)
-    if folder is None or not folder.path.is_dir():
-        return None
-    # Another core imports torch meanwhile.
-    num_threads = max(1, min(_MAX_PREFETCH_THREADS, len(allowed_cpus()) - 1))
-    return PackedPrefetch(folder, config.model.model_dir, num_threads=num_threads)

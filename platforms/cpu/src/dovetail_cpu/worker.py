@@ -8,7 +8,7 @@ when they are used.
 from __future__ import annotations
 
 import logging
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from pydantic import BaseModel
@@ -32,6 +32,9 @@ from dovetail_torch.weights.block_plan import BLOCK_PLAN, PlansBlocks
 from dovetail_torch.weights.fingerprint import FINGERPRINT, Fingerprinted
 from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
+
+if TYPE_CHECKING:
+    from dovetail_cpu.native_memory import NativeMemory
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +69,15 @@ class CPUWorker(TorchWorker):
         if BLOCK_PLAN in getattr(loader, "provides", ()):
             cast(PlansBlocks, loader).plan(model)
         platform = self._context.platform
-        prefetch = platform.take_prefetch() if isinstance(platform, CPUPlatform) else None
+        prepared = platform.take_preparation() if isinstance(platform, CPUPlatform) else None
+        prefetch = None if prepared is None else prepared.take_prefetch()
         self._cache = _make_cache(self._options(), model, loader, prefetch)
         if self._cache is not None:
             self._is_restored = self._cache.restore(num_threads=runtime.num_threads)
+        memory = None if prepared is None else prepared.take_memory()
+        if memory is not None and not self._is_restored:
+            _use_memory(model, memory)
+        del memory
         num_bytes = loader.load(model)
         if not self._is_restored:
             # Cached weights were checked when they were packed.
@@ -165,6 +173,17 @@ class CPUWorker(TorchWorker):
         """Return this worker's options. A subclass may use a model with more options."""
         own = CPUWorkerOptions.model_fields.keys() & self._context.options.keys()
         return CPUWorkerOptions(**{name: self._context.options[name] for name in own})
+
+
+def _use_memory(model: nn.Module, memory: NativeMemory) -> None:
+    """Let the model's native linear method pack the weights into `memory`."""
+    # Imported here because it needs the native kernels.
+    from dovetail_cpu.native_linear import NativeLinearMethod
+
+    methods = {id(layer.linear_method): layer.linear_method for _, layer in linear_layers(model)}
+    native = [method for method in methods.values() if isinstance(method, NativeLinearMethod)]
+    if len(native) == 1:
+        native[0].use_memory(memory)
 
 
 def _make_cache(

@@ -24,19 +24,18 @@ _FAILURES = (DovetailError, FolderError, PackedFileError, OSError)
 
 
 class PackedPrefetch:
-    """Packed weights that a thread reads. `take` or `cancel` is called once, by the worker.
+    """Packed weights that a thread verifies. `take` or `cancel` is called once, by the worker.
 
-    model_dir: a directory with safetensors files. num_threads: threads that verify checksums.
+    num_threads: threads that verify checksums.
     """
 
-    def __init__(self, folder: CacheFolder, model_dir: Path, *, num_threads: int) -> None:
+    def __init__(self, file: PackedFile, *, num_threads: int) -> None:
         """Start the thread."""
-        self._folder, self._model_dir, self._num_threads = folder, model_dir, num_threads
-        self._file: PackedFile | None = None
-        self._is_selected = threading.Event()
+        self._file: PackedFile | None = file
+        self._identity, self._num_threads = file.identity, num_threads
         self._is_cancelled = False
         self._thread = threading.Thread(
-            target=self._read, name="dovetail-packed-prefetch", daemon=True
+            target=self._verify, args=(file,), name="dovetail-packed-prefetch", daemon=True
         )
         self._thread.start()
 
@@ -46,9 +45,7 @@ class PackedPrefetch:
         Waits for the verification. None also if it failed, so that the caller reads the file itself
         and reports the reason.
         """
-        self._is_selected.wait()
-        file = self._file
-        if file is None or file.identity != _identity_of(fd):
+        if self._identity != _identity_of(fd):
             self.cancel()
             return None
         self._thread.join()
@@ -60,38 +57,37 @@ class PackedPrefetch:
         self._is_cancelled = True
         self._file = None
 
-    def _read(self) -> None:
-        try:
-            with suppress(*_FAILURES):
-                self._file = self._select()
-        finally:
-            self._is_selected.set()
-        file = self._file
-        if file is None:
-            return
+    def _verify(self, file: PackedFile) -> None:
         try:
             file.verify(self._num_threads, is_cancelled=lambda: self._is_cancelled)
         except _FAILURES:
             self._file = None
 
-    def _select(self) -> PackedFile | None:
-        """Map the most recently used file of these weights, or return None."""
-        if not self._folder.path.exists():
-            return None
-        fingerprint = fingerprint_files(find_weight_files(self._model_dir))
-        files = map(self._map, self._folder.names()[:_MAX_FILES])
-        return next((file for file in files if file and _is_of(file, fingerprint)), None)
 
-    def _map(self, name: str) -> PackedFile | None:
-        """Map the file `name`. Return None if it cannot be used; the worker reports the reason."""
-        with suppress(*_FAILURES):
-            fd = self._folder.open(name, marks_use=False)
-            if fd is not None:
-                try:
-                    return map_packed(fd)
-                finally:
-                    os.close(fd)
-        return None
+def find_packed(folder: CacheFolder, model_dir: Path) -> PackedFile | None:
+    """Map the most recently used file of the weights in `model_dir`, or return None.
+
+    model_dir: a directory with safetensors files. Files that cannot be used are skipped; the worker
+    reports the reason.
+    """
+    with suppress(*_FAILURES):
+        fingerprint = fingerprint_files(find_weight_files(model_dir))
+        for name in folder.names()[:_MAX_FILES]:
+            file = _map(folder, name)
+            if file is not None and _is_of(file, fingerprint):
+                return file
+    return None
+
+
+def _map(folder: CacheFolder, name: str) -> PackedFile | None:
+    with suppress(*_FAILURES):
+        fd = folder.open(name, marks_use=False)
+        if fd is not None:
+            try:
+                return map_packed(fd)
+            finally:
+                os.close(fd)
+    return None
 
 
 def _is_of(file: PackedFile, fingerprint: str) -> bool:

@@ -1,0 +1,105 @@
+"""Selects what is prepared: packed weights, or memory for them, and torch's libraries."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.errors import DovetailError
+from dovetail.machine import read_memory
+from dovetail_cpu.cores import allowed_cpus
+from dovetail_cpu.native_library import probe_fast
+from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache.folder import chosen_folder
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch, find_packed
+from dovetail_cpu.preparation.torch_libraries import preload_torch
+from dovetail_torch.weights.checkpoint_files import find_weight_files
+
+if TYPE_CHECKING:
+    from dovetail.config import RequestedConfig
+    from dovetail_cpu.native_memory import NativeMemory
+    from dovetail_cpu.preparation.early_memory import EarlyMemory
+
+_OPTION_KEYS = ("cpu", "worker:cpu", "dovetail_cpu.worker:CPUWorker")
+"""The keys of the worker's options in `plugin_options`."""
+_MAX_THREADS = 4
+"""Maximum number of threads that verify packed weights, while another core imports torch."""
+_MIN_EARLY_BYTES = 64 << 20
+_MEMORY_SHARE = 0.5
+"""Memory is allocated early if the weights need at most this share of the available memory."""
+_BFLOAT16 = "bfloat16"
+
+
+class Preparation:
+    """The work for one engine. The worker takes each result once, and then calls `cancel`."""
+
+    def __init__(self, config: RequestedConfig) -> None:
+        """Start the threads. Return immediately."""
+        self._prefetch: PackedPrefetch | None = None
+        self._memory: EarlyMemory | None = None
+        if config.load.load_format in ("auto", "safetensors"):
+            self._prepare_weights(config)
+        if not config.model.skip_tokenizer_init:
+            # The import of an extension module waits while libraries are loaded.
+            importlib.import_module("tokenizers")
+        preload_torch()
+
+    def take_prefetch(self) -> PackedPrefetch | None:
+        """Return the packed weights that are verified, or None."""
+        prefetch, self._prefetch = self._prefetch, None
+        return prefetch
+
+    def take_memory(self) -> NativeMemory | None:
+        """Return zeroed memory that is probably large enough for the packed weights, or None."""
+        memory, self._memory = self._memory, None
+        return None if memory is None else memory.take()
+
+    def cancel(self) -> None:
+        """Stop the threads, and release what was not taken."""
+        if (prefetch := self.take_prefetch()) is not None:
+            prefetch.cancel()
+        self.take_memory()
+
+    def _prepare_weights(self, config: RequestedConfig) -> None:
+        keys = [key for key in _OPTION_KEYS if key in config.plugin_options]
+        try:
+            options = CPUWorkerOptions(**(config.plugin_options[keys[0]] if keys else {}))
+        except (TypeError, ValueError):
+            return  # reported when the worker is loaded
+        folder, model_dir = chosen_folder(options), config.model.model_dir
+        file = None
+        if folder is not None and folder.path.is_dir():
+            file = find_packed(folder, model_dir)
+        if file is not None:
+            num_threads = max(1, min(_MAX_THREADS, len(allowed_cpus()) - 1))
+            self._prefetch = PackedPrefetch(file, num_threads=num_threads)
+        elif _is_packed_in_bfloat16(config):
+            self._memory = _early_memory(model_dir)
+
+
+def _is_packed_in_bfloat16(config: RequestedConfig) -> bool:
+    """Return whether packed weights have about the size of the files."""
+    stated = config.model.hf_config
+    stored = stated.get("dtype", stated.get("torch_dtype"))
+    return (
+        stored == _BFLOAT16
+        and config.model.dtype in ("auto", _BFLOAT16)
+        and config.compute.linear_method in ("auto", "native")
+        and not config.model.quantization
+        and probe_fast().usable
+    )
+
+
+def _early_memory(model_dir: Path) -> EarlyMemory | None:
+    """Start to allocate memory of the size of the weight files, unless they are too large."""
+    from dovetail_cpu.preparation.early_memory import EarlyMemory  # needs the native kernels
+
+    memory = read_memory()
+    with suppress(DovetailError, OSError):
+        num_bytes = sum(path.stat().st_size for path in find_weight_files(model_dir))
+        available = min(memory.get("available", 0), memory.get("limit", 1 << 62))
+        if _MIN_EARLY_BYTES <= num_bytes <= _MEMORY_SHARE * available:
+            return EarlyMemory(num_bytes)
+    return None
