@@ -385,7 +385,7 @@ def test_the_slow_cases_of_a_sampled_test_are_sampled_separately(tree: Path) -> 
 
 def test_the_commit_hash_selects_the_faults_that_are_tried() -> None:
     faults = read_faults()
-    samples = [sample_of(faults, bytes([number])) for number in range(64)]
+    samples = [sample_of(faults, bytes([number])) for number in range(256)]
     assert {len(sample) for sample in samples} == {-(-len(faults) // SAMPLED_FAULTS)}
     assert {fault.name for sample in samples for fault in sample} == {
         fault.name for fault in faults
