@@ -9,12 +9,15 @@ import torch
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
+from dovetail_models.families.bert import BertModel
 from dovetail_models.families.bloom import BloomForCausalLM
 from dovetail_models.families.distilbert import DistilBertModel
 from dovetail_models.families.falcon import FalconForCausalLM
 from dovetail_models.families.gpt2 import GPT2LMHeadModel
+from dovetail_models.families.gpt_neox import GPTNeoXForCausalLM
 from dovetail_models.families.mpt import MptForCausalLM
 from dovetail_models.families.nomic_bert import NomicBertModel
+from dovetail_models.sliding_windows import check_layer_types
 from dovetail_torch.layers import TorchLinearMethod, TorchOps
 
 DISTIL = {
@@ -44,6 +47,15 @@ GPT2 = {"n_embd": 24, "n_inner": 16, "n_layer": 2, "n_head": 4, "n_positions": 1
 FALCON = {"n_embed": 24, "n_layer": 2, "n_head": 4}
 GROUPS = {**FALCON, "new_decoder_architecture": True, "n_head_kv": 2}
 MPT = {"d_model": 24, "n_layers": 2, "n_heads": 4}
+NEOX = {
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rotary_pct": 0.5,
+    "rotary_emb_base": 10000,
+    "hidden_act": "gelu",
+}
 USUAL = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 USUAL_NAMES = (*USUAL, "hidden_act", "layer_norm_eps ", "rope_theta", "max_position_embeddings")
 
@@ -89,6 +101,8 @@ def rejection(model_cls: type, config: dict[str, Any], changes: dict[str, Any]) 
         (FalconForCausalLM, FALCON, {"n_embed": 0}, "n_embed is 0"),
         (FalconForCausalLM, FALCON, {"n_head": 5}, "n_embed 24 is not a multiple of n_head 5"),
         (FalconForCausalLM, GROUPS, {"n_head_kv": 3}, "n_head 4 is not a multiple of n_head_kv 3"),
+        (GPTNeoXForCausalLM, NEOX, {"rotary_pct": "x"}, "rotary_pct is 'x'"),
+        (GPTNeoXForCausalLM, NEOX, {"rotary_emb_base": -1}, "rotary_emb_base is -1"),
         (BloomForCausalLM, FALCON, {"n_layer": 0}, "n_layer is 0"),
         (MptForCausalLM, MPT, {"d_model": 0}, "d_model is 0"),
         (MptForCausalLM, MPT, {"n_heads": 5}, "d_model 24 is not a multiple of n_heads 5"),
@@ -111,3 +125,21 @@ def test_an_error_names_the_field_of_the_file(model_cls, config, changes, expect
 )
 def test_an_error_names_the_usual_field_if_the_file_has_it(changes, expected):
     assert expected in rejection(NomicBertModel, NOMIC_NEW, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "other"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type", "is_decoder"),
+        ({"is_decoder": True}, "is_decoder", "position_embedding_type"),
+    ],
+)
+def test_an_error_of_bert_names_only_the_unsupported_field(changes, name, other):
+    message = rejection(BertModel, NOMIC_NEW, changes)
+    assert f"{name} is {changes[name]!r}" in message and other not in message
+
+
+def test_a_long_list_of_layer_types_is_shortened_in_the_error():
+    with pytest.raises(ModelError, match="a list of 3 values") as caught:
+        check_layer_types(["x" * 1000] * 1000, 3)
+    assert len(str(caught.value)) < 1000

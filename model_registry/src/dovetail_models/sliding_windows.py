@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import ModelError
+from dovetail.value_checks import shorten
 from dovetail_models.config_reader import Config, read_count, read_flag, read_num_layers
 
 DEFAULT_WINDOW = 4096
@@ -74,6 +75,6 @@ def check_layer_types(kinds: Any, num_layers: int, local: str = "sliding_attenti
     is_list = isinstance(kinds, list | tuple)
     if not is_list or len(kinds) != num_layers or any(kind not in known for kind in kinds):
         raise ModelError(
-            f"config.json: layer_types is {kinds!r}; it must be a list of {num_layers} values, "
-            f"each full_attention or {local}"
+            f"config.json: layer_types is {shorten(kinds)}; it must be a list of {num_layers} "
+            f"values, each full_attention or {local}"
         )

@@ -20,7 +20,7 @@ from dovetail.interfaces.model import (
     ModelContext,
     WeightMapping,
 )
-from dovetail_models.config_reader import Config, read_choice, read_count, read_number
+from dovetail_models.config_reader import Config, read_choice, read_count, read_number, reject
 from dovetail_models.decoder import (
     AttentionOptions,
     DecoderShape,
@@ -55,12 +55,8 @@ _ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "s
 
 
 def _read_shape(config: Config) -> DecoderShape:
-    position_type = config.get("position_embedding_type") or "absolute"
-    if position_type != "absolute" or config.get("is_decoder"):
-        raise ModelError(
-            f"config.json: position_embedding_type is {position_type!r:.80} and is_decoder "
-            f"{config.get('is_decoder')!r:.20}; only absolute positions of an encoder are supported"
-        )
+    reject(config, "position_embedding_type", needs="absolute")
+    reject(config, "is_decoder")
     return read_decoder_shape(
         config,
         rope=None,

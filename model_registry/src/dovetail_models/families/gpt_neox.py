@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
-from dovetail_models.config_reader import Config, read_choice, read_flag, read_number, renamed
+from dovetail_models.config_reader import (
+    Config,
+    read_choice,
+    read_flag,
+    read_number,
+    read_optional,
+    renamed,
+)
 from dovetail_models.decoder import (
     AttentionOptions,
     DecoderForCausalLM,
@@ -36,6 +43,8 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
         bias = read_flag(config, "attention_bias", default=True)
         is_parallel = read_flag(config, "use_parallel_residual", default=True)
         usual = renamed(config, partial_rotary_factor="rotary_pct", rope_theta="rotary_emb_base")
+        for field in ("partial_rotary_factor", "rope_theta"):
+            read_optional(usual, field)  # an error names the field of the file
         return read_decoder_shape(
             config,
             heads=heads,
