@@ -81,3 +81,26 @@ def test_the_modules_of_a_conversation_in_this_process_do_not_import_unused_modu
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_garbage_is_not_collected_while_the_engine_is_imported():
+    program = """
+import gc, sys
+import dovetail.plugins.loading
+from dovetail import LLM
+from dovetail.errors import DovetailError
+
+phases = []
+gc.callbacks.append(lambda phase, info: phases.append(phase))
+try:
+    LLM("absent", seed="invalid")
+except DovetailError:
+    pass
+print(phases.count("start"), "dovetail.engine.llm_engine" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    num_collections, is_imported = done.stdout.split()
+    # Without the pause there are 92.
+    assert is_imported == "True" and int(num_collections) < 20

@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError, PluginError, WeightError
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
-from dovetail_cpu.runtime import lazy_zeros
+from dovetail_cpu.runtime import SMALL_PAGES_BYTES, lazy_zeros
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
@@ -171,8 +171,13 @@ def test_cache_memory_is_zeroed_and_allocated_lazily():
     before = resident()
     zeros = lazy_zeros(512 * MIB)
     assert zeros.dtype == torch.uint8 and zeros.numel() == 512 * MIB
-    assert zeros.data_ptr() % (2 * MIB) == 0
+    assert (zeros.data_ptr() + SMALL_PAGES_BYTES) % (2 * MIB) == 0
     assert not zeros[: 8 * MIB].any() and not zeros[-1]
     zeros[5] = 1
     assert resident() - before < 64 * MIB
+    before = resident()
+    buffers = [lazy_zeros(4 * MIB) for _ in range(30)]
+    for buffer in buffers:
+        buffer[:1000] = 1
+    assert resident() - before < 8 * MIB  # huge pages would need 60 MiB
     assert lazy_zeros(0).numel() == 0 and lazy_zeros(3).numel() == 3

@@ -36,7 +36,10 @@ class LLM(PoolingMethods):
 
     def __init__(self, model: str, **options: Any) -> None:
         """Load the model and start the engine. Raise a DovetailError if that fails."""
-        from dovetail.engine.llm_engine import LLMEngine  # slow to import
+        from dovetail.plugins.loading import paused_garbage_collection
+
+        with paused_garbage_collection():
+            from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
         args = EngineArgs.from_kwargs(model=model, **options)
         self.llm_engine: LLMEngine = LLMEngine.from_engine_args(args)

@@ -32,6 +32,8 @@ tokens, and a larger step would delay the startup."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20
+SMALL_PAGES_BYTES = 256 << 10
+"""The number of bytes at the start of `lazy_zeros` that are not in huge pages."""
 
 
 class CPURuntime:
@@ -140,15 +142,21 @@ class CPURuntime:
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
-    """Return zeroed memory, uint8, aligned to a huge page. Unused pages are not allocated."""
+    """Return zeroed memory, uint8. Unused pages are not allocated.
+
+    It starts SMALL_PAGES_BYTES before a huge page, so that the first use of a buffer, such as the
+    first short prompt in a layer's cache, does not wait until a huge page is cleared.
+    """
     # A separate mapping, because the allocator would write zeros to every page. It is private,
     # because shared mappings, the default of `mmap`, have no huge pages.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=kind)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    mapped = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE_BYTES, flags=kind)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE_BYTES
+    border = _HUGE_PAGE_BYTES + -whole.data_ptr() % _HUGE_PAGE_BYTES
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_NOHUGEPAGE, 0, border)
+        mapped.madvise(mmap.MADV_HUGEPAGE, border)
+    start = border - SMALL_PAGES_BYTES
     return whole[start : start + num_bytes]
 
 
