@@ -23,6 +23,7 @@ from attention_rows import Rows  # noqa: E402
 
 from dovetail.interfaces.ops import (  # noqa: E402
     DrawColumns,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     StateParts,
@@ -202,6 +203,28 @@ def _linear_prompt() -> Counted:
     return _linear_attention("linear_attention: prompt of 1,024 tokens", num_tokens, parts)
 
 
+def _gated_recurrence(name: str, num_tokens: int, parts: StateParts) -> Counted:
+    """Count recurrences with a state of one number per channel."""
+    x, input_gates, decay_gates = torch.zeros(3, num_tokens, _N, dtype=torch.bfloat16)
+    inputs = GatedRecurrenceInputs(
+        x_TC=x,
+        input_gates_TC=input_gates,
+        decay_gates_TC=decay_gates,
+        input_bias_C=torch.zeros(_N),
+        decay_bias_C=torch.zeros(_N),
+        rates_C=torch.zeros(_N),
+    )
+    states = torch.zeros(len(parts.sizes), _N)
+    needed = _BYTES * 4 * x.numel() + 8 * states.numel() + 12 * _N + 16 * len(parts.sizes)
+    return _op(name, lambda ops: ops.gated_recurrence(inputs, states, parts), needed)
+
+
+def _recurrent_prompt() -> Counted:
+    block, num_tokens = torch.zeros(1, dtype=torch.int64), 64
+    parts = StateParts(sizes=(num_tokens,), num_parts=(1,), reads_N=block, writes_N=block)
+    return _gated_recurrence("gated_recurrence: prompt of 64 tokens", num_tokens, parts)
+
+
 def _gated_norm() -> Counted:
     x, gate = torch.zeros(_R, _H, _D), torch.zeros(_R, _H, _D, dtype=torch.bfloat16)
     weight = torch.ones(_D, dtype=torch.bfloat16)
@@ -287,6 +310,10 @@ CALLS: dict[str, Callable[[], Counted]] = {
         f"linear_attention: {_R} decodes", _R, _decodes()
     ),
     "linear_prompt": _linear_prompt,
+    "gated_recurrence": lambda: _gated_recurrence(
+        f"gated_recurrence: {_R} decodes", _R, _decodes()
+    ),
+    "recurrent_prompt": _recurrent_prompt,
     "gated_rms_norm": _gated_norm,
     "sigmoid_and_mul": _sigmoid,
     "add_shared_expert": _shared_expert,

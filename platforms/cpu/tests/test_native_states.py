@@ -9,12 +9,18 @@ import pytest
 import torch
 
 import dovetail_cpu_kernels as native
-from dovetail.interfaces.ops import LinearAttentionInputs, StateParts, StatePartsMemory
+from dovetail.interfaces.ops import (
+    GatedRecurrenceInputs,
+    LinearAttentionInputs,
+    StateParts,
+    StatePartsMemory,
+)
 from dovetail_cpu.native_library import probe_fast
-from dovetail_cpu.native_ops import NativeOps
+from dovetail_cpu.native_ops import NativeOps, states
 from dovetail_cpu_kernels.library import LEVELS
 from dovetail_devkit.case import run_all
 from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
+from dovetail_devkit.ops.recurrence import recur_gated, recurrence_cases
 from dovetail_devkit.ops.states import state_cases
 from dovetail_torch.layers import TorchOps
 
@@ -45,7 +51,18 @@ at_every_level = pytest.mark.parametrize(
 @at_every_level
 def test_recurrent_operations_meet_their_contract_at_every_level(level):
     cases = list(state_cases(NativeOps, HOST, dtypes=["bfloat16"]))
-    assert len(cases) == 38
+    assert len(cases) == 54
+    run_all(cases)
+
+
+@at_every_level
+def test_operations_of_gated_recurrences_meet_their_contract_without_torch(level, monkeypatch):
+    monkeypatch.setattr(states, "_TORCH", None)
+    dtypes = ["bfloat16", "float32"]
+    cases = list(recurrence_cases(NativeOps, HOST, dtypes=dtypes))
+    convolutions = state_cases(NativeOps, HOST, dtypes=dtypes)
+    cases += [case for case in convolutions if case.name.startswith("plain_causal_conv")]
+    assert len(cases) == 48
     run_all(cases)
 
 
@@ -131,10 +148,10 @@ def test_the_results_of_a_request_do_not_depend_on_other_requests():
     assert torch.equal(again[3][7], together[3][7])
 
 
-@pytest.mark.parametrize("change", ["float32", "strided channels", "wide kernel"])
+@pytest.mark.parametrize("change", ["float16", "strided channels", "wide kernel"])
 def test_convolutions_that_the_kernel_does_not_support_use_torch(change):
     torch.manual_seed(0)
-    dtype = torch.float32 if change == "float32" else torch.bfloat16
+    dtype = torch.float16 if change == "float16" else torch.bfloat16
     width = 65 if change == "wide kernel" else 4
     x_TC = torch.randn(5, 24, dtype=dtype)
     if change == "strided channels":
@@ -144,3 +161,98 @@ def test_convolutions_that_the_kernel_does_not_support_use_torch(change):
     expected = TorchOps().causal_conv(x_TC, weight_CW, None, expected_states, parts)
     assert torch.equal(NativeOps().causal_conv(x_TC, weight_CW, None, states, parts), expected)
     assert torch.equal(states, expected_states)
+
+
+def recurrence(num_tokens, num_channels, dtype=torch.bfloat16):
+    """Return random inputs, and states of nine blocks."""
+    values = torch.randn(3, num_tokens, num_channels)
+    inputs = GatedRecurrenceInputs(
+        x_TC=values[0].to(dtype),
+        input_gates_TC=values[1].to(dtype),
+        decay_gates_TC=values[2].to(dtype),
+        input_bias_C=torch.randn(num_channels),
+        decay_bias_C=torch.randn(num_channels),
+        rates_C=-0.3 * torch.rand(num_channels),
+    )
+    return inputs, torch.randn(9, num_channels)
+
+
+def part_of(inputs, tokens):
+    fields = ("x_TC", "input_gates_TC", "decay_gates_TC")
+    return replace(inputs, **{name: getattr(inputs, name)[tokens] for name in fields})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_gated_recurrence_does_not_depend_on_other_requests_or_on_steps(dtype):
+    torch.manual_seed(0)
+    sizes, blocks = (3, 1, 40, 1), (5, 2, 7, 4)
+    inputs, before = recurrence(sum(sizes), 72, dtype)
+    weight_CW = torch.randn(72, 4).to(dtype)
+    kept = torch.randn(9, 3, 72).to(dtype)
+
+    def run(tokens, parts, states_BWC, states_BC):
+        own, ops = part_of(inputs, tokens), NativeOps()
+        out_TC = ops.plain_causal_conv(own.x_TC, weight_CW, None, states_BWC, parts)
+        return torch.stack((out_TC, ops.gated_recurrence(own, states_BC, parts)))
+
+    states_BWC, states_BC = kept.clone(), before.clone()
+    together = run(slice(None), parts_of(sizes, blocks), states_BWC, states_BC)
+    start = 0
+    for size, block in zip(sizes, blocks, strict=True):
+        own_BWC, own_BC = kept.clone(), before.clone()
+        tokens = slice(start, start + size)
+        alone = run(tokens, parts_of([size], [block]), own_BWC, own_BC)
+        assert torch.equal(alone, together[:, tokens])
+        assert torch.equal(own_BWC[block], states_BWC[block])
+        assert torch.equal(own_BC[block], states_BC[block])
+        start += size
+    # Neither parts of a step nor several steps change the results of a request.
+    own_BWC, own_BC = kept.clone(), before.clone()
+    divided = replace(parts_of([10, 13], [7, 7]), num_parts=(2,), writes_N=torch.tensor([8, 7]))
+    first = run(slice(4, 27), divided, own_BWC, own_BC)
+    steps = [run(slice(t, t + 1), parts_of([1], [7]), own_BWC, own_BC) for t in range(27, 44)]
+    assert torch.equal(torch.cat((first, *steps), dim=1), together[:, 4:44])
+    assert torch.equal(own_BWC[7], states_BWC[7]) and torch.equal(own_BC[7], states_BC[7])
+
+
+@at_every_level
+def test_a_native_recurrence_is_precise_for_slow_decays_and_keeps_nan_in_its_request(level):
+    torch.manual_seed(0)
+    inputs, _ = recurrence(304, 5, torch.float32)
+    rates_C = torch.tensor([-1e-7, -1e-3, -0.1, -20.0, -1e4])
+    inputs = replace(inputs, rates_C=rates_C, decay_gates_TC=8 * inputs.decay_gates_TC)
+    parts = replace(parts_of([3, 300, 1], [0, 1, 2]), reads_N=torch.full((3,), -1))
+    expected, actual = (torch.zeros(3, 5) for _ in range(2))
+    exact_TC = recur_gated(inputs, expected, parts)
+    # For the slowest decay, 1 - a² in float32 would not have a single correct digit.
+    result = NativeOps().gated_recurrence(inputs, actual, parts)
+    assert torch.allclose(result.double(), exact_TC, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    for name in ("x_TC", "input_gates_TC", "decay_gates_TC"):
+        changed = replace(inputs, **{name: getattr(inputs, name).clone()})
+        getattr(changed, name)[1] = torch.nan
+        result = NativeOps().gated_recurrence(changed, actual, parts)
+        assert result.isnan().any(-1).tolist() == [False, True, True, *[False] * 301], name
+
+
+@pytest.mark.parametrize("change", ["float16", "strided channels", "float64 rates"])
+def test_recurrences_that_the_kernel_does_not_support_use_torch(change):
+    torch.manual_seed(0)
+    inputs, before = recurrence(5, 24, torch.float16 if change == "float16" else torch.bfloat16)
+    if change == "strided channels":
+        inputs = replace(inputs, input_gates_TC=inputs.input_gates_TC.T.contiguous().T)
+    if change == "float64 rates":
+        inputs = replace(inputs, rates_C=inputs.rates_C.double())
+    parts, expected_states = parts_of([4, 1], [1, 2]), before.clone()
+    expected = TorchOps().gated_recurrence(inputs, expected_states, parts)
+    assert torch.equal(NativeOps().gated_recurrence(inputs, before, parts), expected)
+    assert torch.equal(before, expected_states)
+
+
+@pytest.mark.parametrize("field", ["input_gates_TC", "decay_bias_C", "rates_C"])
+def test_tensors_of_different_sizes_do_not_reach_the_kernel(field):
+    """The kernel would read memory behind the smaller tensor."""
+    inputs, before = recurrence(5, 24)
+    changed = replace(inputs, **{field: getattr(inputs, field)[..., :20]})
+    with pytest.raises(RuntimeError, match=r"\(24\).*\(20\)|\(20\).*\(24\)"):
+        NativeOps().gated_recurrence(changed, before, parts_of([5], [1]))

@@ -1,6 +1,6 @@
-/* The C ABI of recurrent operations: causal convolution and linear attention. As in
- * dovetail_kernels.h, arguments are not validated and strides count elements. A request's results
- * depend on that request only, bitwise.
+/* The C ABI of recurrent operations: causal convolution, linear attention and the gated linear
+ * recurrence. As in dovetail_kernels.h, arguments are not validated and strides count elements. A
+ * request's results depend on that request only, bitwise.
  *
  * A part is a sequence of consecutive tokens of one request. Parts contain all tokens, in order.
  * The state before the first part of a request is that of block `reads`, or zeros if it is
@@ -22,18 +22,20 @@ typedef struct dk_state_parts {
   const int64_t* num_requests; /* [1]; read in each call, so that a replay has other requests */
 } dk_state_parts;
 
-/* y[t] = silu(bias + the sum of weight[i] * x[t - width + 1 + i]) in float32, for each channel. The
- * state holds the last width - 1 inputs, the oldest first. */
+/* y[t] = silu(bias + the sum of weight[i] * x[t - width + 1 + i]) in float32, for each channel;
+ * without silu if is_plain. The state holds the last width - 1 inputs, the oldest first. All values
+ * are bf16, or float if is_float32. */
 typedef struct dk_causal_conv_args {
   const dk_state_parts* parts;
-  const void* x;      /* bf16 [tokens, channels] */
-  const void* weight; /* bf16 [channels, width] */
-  const void* bias;   /* bf16 [channels] or NULL */
-  void* states;       /* bf16 [blocks, width - 1, channels] */
-  void* y;            /* bf16 [tokens, channels] */
+  const void* x;      /* [tokens, channels] */
+  const void* weight; /* [channels, width] */
+  const void* bias;   /* [channels] or NULL */
+  void* states;       /* [blocks, width - 1, channels] */
+  void* y;            /* [tokens, channels] */
   int64_t channels;
   int64_t width; /* 2 ... DK_MAX_CONV_WIDTH */
   int64_t x_stride, weight_stride, block_stride, y_stride;
+  int64_t is_plain, is_float32;
 } dk_causal_conv_args;
 DK_API int64_t dk_causal_conv(const dk_causal_conv_args* args);
 
@@ -61,5 +63,25 @@ typedef struct dk_linear_attention_args {
   float min_step, max_step, key_eps;
 } dk_linear_attention_args;
 DK_API int64_t dk_linear_attention(const dk_linear_attention_args* args);
+
+/* For each token and channel, with the state s:
+ *   a = exp(rate * sigmoid(decay_gate + decay_bias));
+ *   s = a * s + sqrt(1 - a^2) * sigmoid(input_gate + input_bias) * x; y = s.
+ * The first token of a request without a state has the factor 1 instead of sqrt(1 - a^2). */
+typedef struct dk_gated_recurrence_args {
+  const dk_state_parts* parts;
+  const void* x;           /* [tokens, channels]; this, the next two and y are bf16, or float if */
+  const void* input_gates; /* is_float32, with any stride between tokens */
+  const void* decay_gates;
+  const float* input_bias; /* [channels] */
+  const float* decay_bias; /* [channels] */
+  const float* rates;      /* [channels]; not positive */
+  float* states;           /* [blocks, channels] */
+  void* y;                 /* [tokens, channels] */
+  int64_t channels;
+  int64_t x_stride, input_gates_stride, decay_gates_stride, block_stride, y_stride;
+  int64_t is_float32;
+} dk_gated_recurrence_args;
+DK_API int64_t dk_gated_recurrence(const dk_gated_recurrence_args* args);
 
 #endif

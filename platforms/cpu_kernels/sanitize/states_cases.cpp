@@ -48,61 +48,6 @@ struct Parts {
 
 double silu(double x) { return x / (1 + exp(-x)); }
 
-}  // namespace
-
-DK_CASE(causal_conv) {
-  const Parts parts(random, 9);
-  const int64_t channels = random.between(1, 90), width = random.between(2, DK_MAX_CONV_WIDTH);
-  const int64_t before = width - 1, x_stride = channels + random.below(4);
-  const int64_t y_stride = channels + random.below(4), weight_stride = width + random.below(3);
-  const int64_t block_stride = before * channels + random.below(8);
-  const bool with_bias = random.coin();
-  Buffer<uint16_t> x((parts.num_tokens - 1) * x_stride + channels, random.below(8));
-  Buffer<uint16_t> y((parts.num_tokens - 1) * y_stride + channels, random.below(8));
-  Buffer<uint16_t> weight((channels - 1) * weight_stride + width, random.below(8));
-  Buffer<uint16_t> bias(channels, random.below(8));
-  Buffer<uint16_t> states((parts.num_blocks - 1) * block_stride + before * channels);
-  fill(x, random);
-  fill(weight, random);
-  fill(bias, random);
-  fill(states, random);
-  std::vector<uint16_t> expected(states.data(), states.data() + states.size());
-  const dk_causal_conv_args args{&parts.args,   x.data(),     weight.data(),
-                                 with_bias ? bias.data() : nullptr,
-                                 states.data(), y.data(),     channels,
-                                 width,         x_stride,     weight_stride,
-                                 block_stride,  y_stride};
-  cases::check(dk_causal_conv(&args) == DK_OK, "the convolution had no memory");
-  parts.each_part([&](int64_t part, int64_t begin, int64_t end) {
-    const int64_t read = parts.reads[part];
-    for (int64_t c = 0; c < channels; ++c) {
-      std::vector<uint16_t> inputs;
-      for (int64_t i = 0; i < before; ++i) {
-        inputs.push_back(read < 0 ? 0 : expected[read * block_stride + i * channels + c]);
-      }
-      for (int64_t t = begin; t < end; ++t) {
-        inputs.push_back(x[t * x_stride + c]);
-        double sum = with_bias ? cases::from_bf16(bias[c]) : 0.0;
-        for (int64_t i = 0; i < width; ++i) {
-          sum += cases::from_bf16(weight[c * weight_stride + i]) *
-                 cases::from_bf16(inputs[inputs.size() - width + i]);
-        }
-        const double got = cases::from_bf16(y[t * y_stride + c]);
-        cases::check(fabs(got - silu(sum)) <= fabs(silu(sum)) / 128 + 1e-4, "a convolution");
-      }
-      for (int64_t i = 0; i < before; ++i) {
-        expected[parts.writes[part] * block_stride + i * channels + c] =
-            inputs[inputs.size() - before + i];
-      }
-    }
-  });
-  for (int64_t i = 0; i < states.size(); ++i) {
-    cases::check(states[i] == expected[i], "a state of the convolution");
-  }
-}
-
-namespace {
-
 // Values of one type in rows with gaps between tokens: bf16, or float.
 struct Rows {
   const bool is_float32;
@@ -117,7 +62,7 @@ struct Rows {
         floats(is_float32 ? (tokens - 1) * stride + size : 0, random.below(8)) {
     is_float32 ? fill(floats, random) : fill(halves, random);
   }
-  const void* data() { return is_float32 ? static_cast<void*>(floats.data()) : halves.data(); }
+  void* data() { return is_float32 ? static_cast<void*>(floats.data()) : halves.data(); }
   double at(int64_t token, int64_t i) {
     const int64_t index = token * stride + i;
     return is_float32 ? floats[index] : cases::from_bf16(halves[index]);
@@ -142,6 +87,54 @@ std::vector<double> key_of(Rows& rows, int64_t token, int64_t first, int64_t siz
 }
 
 }  // namespace
+
+DK_CASE(causal_conv) {
+  const Parts parts(random, 9);
+  const int64_t channels = random.between(1, 90), width = random.between(2, DK_MAX_CONV_WIDTH);
+  const int64_t before = width - 1, weight_stride = width + random.below(3);
+  const int64_t block_stride = before * channels + random.below(8);
+  const int64_t state_size = (parts.num_blocks - 1) * block_stride + before * channels;
+  const bool with_bias = random.coin(), is_plain = random.coin(), is_float32 = random.coin();
+  Rows x(random, is_float32, parts.num_tokens, channels);
+  Rows y(random, is_float32, parts.num_tokens, channels);
+  Rows weight(random, is_float32, 1, (channels - 1) * weight_stride + width);
+  Rows bias(random, is_float32, 1, channels), states(random, is_float32, 1, state_size);
+  std::vector<double> expected(state_size);
+  for (int64_t i = 0; i < state_size; ++i) expected[i] = states.at(0, i);
+  const dk_causal_conv_args args{&parts.args,   x.data(),      weight.data(),
+                                 with_bias ? bias.data() : nullptr,
+                                 states.data(), y.data(),      channels,
+                                 width,         x.stride,      weight_stride,
+                                 block_stride,  y.stride,      is_plain,
+                                 is_float32};
+  cases::check(dk_causal_conv(&args) == DK_OK, "the convolution had no memory");
+  parts.each_part([&](int64_t part, int64_t begin, int64_t end) {
+    const int64_t read = parts.reads[part];
+    for (int64_t c = 0; c < channels; ++c) {
+      std::vector<double> inputs;
+      for (int64_t i = 0; i < before; ++i) {
+        inputs.push_back(read < 0 ? 0 : expected[read * block_stride + i * channels + c]);
+      }
+      for (int64_t t = begin; t < end; ++t) {
+        inputs.push_back(x.at(t, c));
+        double sum = with_bias ? bias.at(0, c) : 0.0;
+        for (int64_t i = 0; i < width; ++i) {
+          sum += weight.at(0, c * weight_stride + i) * inputs[inputs.size() - width + i];
+        }
+        const double right = is_plain ? sum : silu(sum);
+        const double tolerance = is_float32 ? 1e-5 : fabs(right) / 128 + 1e-4;
+        cases::check(fabs(y.at(t, c) - right) <= tolerance, "a convolution");
+      }
+      for (int64_t i = 0; i < before; ++i) {
+        expected[parts.writes[part] * block_stride + i * channels + c] =
+            inputs[inputs.size() - before + i];
+      }
+    }
+  });
+  for (int64_t i = 0; i < state_size; ++i) {
+    cases::check(states.at(0, i) == expected[i], "a state of the convolution");
+  }
+}
 
 DK_CASE(linear_attention) {
   const Parts parts(random, 40);
@@ -224,5 +217,62 @@ DK_CASE(linear_attention) {
   for (int64_t i = 0; i < states.size(); ++i) {
     const double error = fabs(states[i] - expected[i]);
     cases::check(error <= 1e-3 * (1 + fabs(expected[i])), "a state of linear attention");
+  }
+}
+
+DK_CASE(gated_recurrence) {
+  const Parts parts(random, 40);
+  const int64_t channels = random.between(1, 90), tokens = parts.num_tokens;
+  const int64_t block_stride = channels + random.below(8);
+  const bool is_float32 = random.coin();
+  Rows x(random, is_float32, tokens, channels), y(random, is_float32, tokens, channels);
+  Rows input_gates(random, is_float32, tokens, channels);
+  Rows decay_gates(random, is_float32, tokens, channels);
+  Buffer<float> input_bias(channels), decay_bias(channels), rates(channels);
+  Buffer<float> states((parts.num_blocks - 1) * block_stride + channels);
+  for (Buffer<float>* buffer : {&input_bias, &decay_bias, &rates, &states}) fill(*buffer, random);
+  const float scales[] = {1e-7f, 1e-3f, 1.0f, 1e4f}, bias_scale = random.coin() ? 1.0f : 200.0f;
+  for (int64_t c = 0; c < channels; ++c) {
+    rates[c] = -fabsf(rates[c]) * scales[random.below(4)];
+    input_bias[c] *= bias_scale;
+    decay_bias[c] *= bias_scale;
+  }
+  std::vector<double> expected(states.data(), states.data() + states.size());
+  dk_gated_recurrence_args args{};
+  args.parts = &parts.args;
+  args.x = x.data();
+  args.input_gates = input_gates.data();
+  args.decay_gates = decay_gates.data();
+  args.input_bias = input_bias.data();
+  args.decay_bias = decay_bias.data();
+  args.rates = rates.data();
+  args.states = states.data();
+  args.y = y.data();
+  args.channels = channels;
+  args.x_stride = x.stride;
+  args.input_gates_stride = input_gates.stride;
+  args.decay_gates_stride = decay_gates.stride;
+  args.block_stride = block_stride;
+  args.y_stride = y.stride;
+  args.is_float32 = is_float32;
+  cases::check(dk_gated_recurrence(&args) == DK_OK, "the gated recurrence had no memory");
+  const auto sigmoid = [](double logit) { return 1 / (1 + exp(-logit)); };
+  parts.each_part([&](int64_t part, int64_t begin, int64_t end) {
+    const int64_t read = parts.reads[part];
+    for (int64_t c = 0; c < channels; ++c) {
+      double state = read < 0 ? 0 : expected[read * block_stride + c];
+      for (int64_t t = begin; t < end; ++t) {
+        const double exponent = rates[c] * sigmoid(decay_gates.at(t, c) + decay_bias[c]);
+        const double scale = read < 0 && t == begin ? 1 : sqrt(-expm1(2 * exponent));
+        const double input = sigmoid(input_gates.at(t, c) + input_bias[c]) * x.at(t, c);
+        state = exp(exponent) * state + scale * input;
+        const double tolerance = 1e-5 + (is_float32 ? 0 : fabs(state) / 128);
+        cases::check(fabs(y.at(t, c) - state) <= tolerance, "a gated recurrence");
+      }
+      expected[parts.writes[part] * block_stride + c] = state;
+    }
+  });
+  for (int64_t i = 0; i < states.size(); ++i) {
+    cases::check(fabs(states[i] - expected[i]) <= 1e-5, "a state of the gated recurrence");
   }
 }

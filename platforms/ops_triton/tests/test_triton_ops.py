@@ -15,7 +15,7 @@ from dovetail_ops_triton import availability
 from dovetail_ops_triton.ops import TritonOps
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-NUM_INTERPRETED, NUM_SAMPLED = 250, 58
+NUM_INTERPRETED, NUM_SAMPLED = 327, 63
 
 
 @pytest.mark.costly

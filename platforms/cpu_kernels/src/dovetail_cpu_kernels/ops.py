@@ -13,7 +13,7 @@ import ctypes
 
 from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.library import native_operation
-from dovetail_cpu_kernels.states import CausalConvArgs, LinearAttentionArgs
+from dovetail_cpu_kernels.states import CausalConvArgs, GatedRecurrenceArgs, LinearAttentionArgs
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -243,6 +243,7 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "experts": ExpertsArgs,
     "causal_conv": CausalConvArgs,
     "linear_attention": LinearAttentionArgs,
+    "gated_recurrence": GatedRecurrenceArgs,
 }
 """The struct of each operation, by the operation's name."""
 

@@ -38,6 +38,8 @@ class CausalConvArgs(ctypes.Structure):
         ("weight_stride", _INT64),
         ("block_stride", _INT64),
         ("y_stride", _INT64),
+        ("is_plain", _INT64),
+        ("is_float32", _INT64),
     )
 
 
@@ -70,4 +72,27 @@ class LinearAttentionArgs(ctypes.Structure):
         ("min_step", _FLOAT),
         ("max_step", _FLOAT),
         ("key_eps", _FLOAT),
+    )
+
+
+class GatedRecurrenceArgs(ctypes.Structure):
+    """The struct `dk_gated_recurrence_args`."""
+
+    _fields_ = (
+        ("parts", _POINTER),
+        ("x", _POINTER),
+        ("input_gates", _POINTER),
+        ("decay_gates", _POINTER),
+        ("input_bias", _POINTER),
+        ("decay_bias", _POINTER),
+        ("rates", _POINTER),
+        ("states", _POINTER),
+        ("y", _POINTER),
+        ("channels", _INT64),
+        ("x_stride", _INT64),
+        ("input_gates_stride", _INT64),
+        ("decay_gates_stride", _INT64),
+        ("block_stride", _INT64),
+        ("y_stride", _INT64),
+        ("is_float32", _INT64),
     )

@@ -27,7 +27,12 @@ from dovetail_cpu_kernels.ops import (
     SigmoidMulArgs,
 )
 from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
-from dovetail_cpu_kernels.states import CausalConvArgs, LinearAttentionArgs, StateParts
+from dovetail_cpu_kernels.states import (
+    CausalConvArgs,
+    GatedRecurrenceArgs,
+    LinearAttentionArgs,
+    StateParts,
+)
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_attention_batch": AttentionBatchSize,
@@ -55,5 +60,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_state_parts": StateParts,
     "dk_causal_conv_args": CausalConvArgs,
     "dk_linear_attention_args": LinearAttentionArgs,
+    "dk_gated_recurrence_args": GatedRecurrenceArgs,
 }
 """The structs, by the names that `dk_struct_bytes` expects."""

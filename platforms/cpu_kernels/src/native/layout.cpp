@@ -36,6 +36,7 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_state_parts);
   DK_SIZE(dk_causal_conv_args);
   DK_SIZE(dk_linear_attention_args);
+  DK_SIZE(dk_gated_recurrence_args);
 #undef DK_SIZE
   return 0;
 }

@@ -85,6 +85,7 @@ DK_INLINE VF add(VF a, VF b) { return _mm512_add_ps(a, b); }
 DK_INLINE VF sub(VF a, VF b) { return _mm512_sub_ps(a, b); }
 DK_INLINE VF mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
 DK_INLINE VF div(VF a, VF b) { return _mm512_div_ps(a, b); }
+DK_INLINE VF sqrt(VF v) { return _mm512_sqrt_ps(v); }
 DK_INLINE VF max(VF a, VF b) { return _mm512_max_ps(a, b); }
 DK_INLINE VF min(VF a, VF b) { return _mm512_min_ps(a, b); }
 DK_INLINE VF fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
@@ -159,6 +160,7 @@ DK_INLINE VF add(VF a, VF b) { return _mm256_add_ps(a, b); }
 DK_INLINE VF sub(VF a, VF b) { return _mm256_sub_ps(a, b); }
 DK_INLINE VF mul(VF a, VF b) { return _mm256_mul_ps(a, b); }
 DK_INLINE VF div(VF a, VF b) { return _mm256_div_ps(a, b); }
+DK_INLINE VF sqrt(VF v) { return _mm256_sqrt_ps(v); }
 DK_INLINE VF max(VF a, VF b) { return _mm256_max_ps(a, b); }
 DK_INLINE VF min(VF a, VF b) { return _mm256_min_ps(a, b); }
 DK_INLINE VF fma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
@@ -227,6 +229,10 @@ DK_INLINE VF add(VF a, VF b) { return a + b; }
 DK_INLINE VF sub(VF a, VF b) { return a - b; }
 DK_INLINE VF mul(VF a, VF b) { return a * b; }
 DK_INLINE VF div(VF a, VF b) { return a / b; }
+DK_INLINE VF sqrt(VF v) {
+  for (int i = 0; i < kWidth; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+}
 DK_INLINE VF max(VF a, VF b) { return a > b ? a : b; }
 DK_INLINE VF min(VF a, VF b) { return a < b ? a : b; }
 DK_INLINE VF fma(VF a, VF b, VF c) { return a * b + c; }

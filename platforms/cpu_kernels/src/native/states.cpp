@@ -38,6 +38,21 @@ void run_conv(const dk_causal_conv_args& a) {
   });
 }
 
+void run_recurrence(const dk_gated_recurrence_args& a) {
+  const StatesTable& table = DK_PICK(states_table);
+  const std::vector<StateRequest>& requests = list_requests(*a.parts);
+  const int64_t count = pieces(a.channels, table.num_channels);
+  const int64_t num_items = static_cast<int64_t>(requests.size()) * count;
+  // The items of short requests take little more time than their claims.
+  bool is_long = false;
+  for (const StateRequest& request : requests) is_long |= a.parts->sizes[request.part] >= 8;
+  parallel_for(num_items, is_long ? 1 : 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      table.recur_gated(a, requests[i / count], i % count * table.num_channels);
+    }
+  });
+}
+
 void run_attention(const dk_linear_attention_args& a) {
   const StatesTable& table = DK_PICK(states_table);
   const std::vector<StateRequest>& requests = list_requests(*a.parts);
@@ -63,6 +78,11 @@ void run_attention(const dk_linear_attention_args& a) {
 int64_t dk_causal_conv(const dk_causal_conv_args* args) {
   dk::note(dk_causal_conv, args);
   return dk::result_of("dk_causal_conv", [args] { dk::run_conv(*args); });
+}
+
+int64_t dk_gated_recurrence(const dk_gated_recurrence_args* args) {
+  dk::note(dk_gated_recurrence, args);
+  return dk::result_of("dk_gated_recurrence", [args] { dk::run_recurrence(*args); });
 }
 
 int64_t dk_linear_attention(const dk_linear_attention_args* args) {

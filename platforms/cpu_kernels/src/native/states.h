@@ -14,13 +14,15 @@ struct StateRequest {
 };
 
 struct StatesTable {
-  int64_t num_channels;  // of an item of the convolution
+  int64_t num_channels;  // of an item of the convolution, and of the gated recurrence
   int64_t num_columns;   // of the state, of an item of linear attention
   // The state's part that linear attention keeps, for one thread.
   int64_t (*scratch_floats)(const dk_linear_attention_args& a);
   void (*convolve)(const dk_causal_conv_args& a, const StateRequest& request, int64_t channel);
   void (*recur)(const dk_linear_attention_args& a, const StateRequest& request, int64_t head,
                 int64_t column, float* scratch);
+  void (*recur_gated)(const dk_gated_recurrence_args& a, const StateRequest& request,
+                      int64_t channel);
 };
 
 }  // namespace dk

@@ -16,70 +16,6 @@ constexpr int kVectors = 4;
 constexpr int64_t kColumns = kVectors * kWidth;
 constexpr int64_t kChannels = 2 * kWidth;
 
-DK_INLINE VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
-
-// A vector of channels of a request: its inputs before and in the step.
-struct Inputs {
-  const uint16_t* before;  // [width - 1, kChannels], a copy of the state
-  const uint16_t* x;       // of the request's first token
-  int64_t x_stride, num_before;
-
-  DK_INLINE VF at(int64_t token, int64_t channel, int64_t n) const {
-    return load_bf16_n(row(token) + channel, n);
-  }
-  DK_INLINE const uint16_t* row(int64_t token) const {
-    return token < 0 ? before + (num_before + token) * kChannels : x + token * x_stride;
-  }
-};
-
-void convolve(const dk_causal_conv_args& a, const StateRequest& request, int64_t channel) {
-  const int64_t num_before = a.width - 1;
-  const int64_t n = a.channels - channel < kChannels ? a.channels - channel : kChannels;
-  const dk_state_parts& parts = *a.parts;
-  uint16_t before[(DK_MAX_CONV_WIDTH - 1) * kChannels];  // only the rows in use are initialized
-  memset(before, 0, num_before * kChannels * sizeof(uint16_t));
-  auto* const states = static_cast<uint16_t*>(a.states) + channel;
-  const int64_t read = parts.reads[request.part];
-  for (int64_t i = 0; read >= 0 && i < num_before; ++i) {
-    memcpy(before + i * kChannels, states + read * a.block_stride + i * a.channels, n * 2);
-  }
-  float weights[DK_MAX_CONV_WIDTH][kChannels], bias[kChannels] = {};
-  memset(weights, 0, a.width * sizeof(weights[0]));
-  for (int64_t c = 0; c < n; ++c) {
-    const auto* own = static_cast<const uint16_t*>(a.weight) + (channel + c) * a.weight_stride;
-    for (int64_t i = 0; i < a.width; ++i) weights[i][c] = bf16_to_float(own[i]);
-    if (a.bias) bias[c] = bf16_to_float(static_cast<const uint16_t*>(a.bias)[channel + c]);
-  }
-  const auto* const x = static_cast<const uint16_t*>(a.x) + request.token * a.x_stride + channel;
-  const Inputs inputs{before, x, a.x_stride, num_before};
-  auto* const y = static_cast<uint16_t*>(a.y) + request.token * a.y_stride + channel;
-  int64_t end = 0;
-  for (int64_t part = request.part; part < request.part + request.num_parts; ++part) {
-    const int64_t start = end;
-    end += parts.sizes[part];
-    for (int64_t t = start; t < end; ++t) {
-      for (int64_t c = 0; c < n; c += kWidth) {
-        VF sum = load(bias + c);
-        for (int64_t i = 0; i < a.width; ++i) {
-          sum = fma(inputs.at(t - num_before + i, c, n - c), load(weights[i] + c), sum);
-        }
-        store_bf16_n(y + t * a.y_stride + c, silu(sum), n - c);
-      }
-    }
-    uint16_t* const out = states + parts.writes[part] * a.block_stride;
-    for (int64_t i = 0; i < num_before; ++i) {
-      memcpy(out + i * a.channels, inputs.row(end - num_before + i), n * 2);
-    }
-  }
-}
-
-int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
-
-// The slice of the state, a query and a key.
-int64_t scratch_floats(const dk_linear_attention_args& a) {
-  return a.key_size * kColumns + 2 * padded(a.key_size);
-}
-
 // The first n elements from `index` on, followed by zeros; n may be negative.
 template <class T>
 DK_INLINE VF load_n(const void* base, int64_t index, int64_t n) {
@@ -92,6 +28,188 @@ DK_INLINE VF load_n(const void* base, int64_t index, int64_t n) {
     for (int64_t i = 0; i < n; ++i) room[i] = p[i];
     return load(room);
   }
+}
+
+template <class T>
+DK_INLINE void store_as(void* base, int64_t index, VF v, int64_t n) {
+  T* const p = static_cast<T*>(base) + index;
+  if constexpr (sizeof(T) == 2) {
+    n >= kWidth ? store_bf16(p, v) : store_bf16_n(p, v, n);
+  } else {
+    store_n(p, v, n);
+  }
+}
+
+template <class T>
+DK_INLINE float value_of(T x) {
+  if constexpr (sizeof(T) == 2) return bf16_to_float(x);
+  return static_cast<float>(x);
+}
+
+DK_INLINE VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
+// A vector of channels of a request: its inputs before and in the step.
+template <class T>
+struct Inputs {
+  const T* before;  // [width - 1, kChannels], a copy of the state
+  const T* x;       // of the request's first token
+  int64_t x_stride, num_before;
+
+  DK_INLINE VF at(int64_t token, int64_t channel, int64_t n) const {
+    return load_n<T>(row(token), channel, n);
+  }
+  DK_INLINE const T* row(int64_t token) const {
+    return token < 0 ? before + (num_before + token) * kChannels : x + token * x_stride;
+  }
+};
+
+template <class T, bool kPlain>
+void convolve_as(const dk_causal_conv_args& a, const StateRequest& request, int64_t channel) {
+  const int64_t num_before = a.width - 1;
+  const int64_t n = a.channels - channel < kChannels ? a.channels - channel : kChannels;
+  const dk_state_parts& parts = *a.parts;
+  T before[(DK_MAX_CONV_WIDTH - 1) * kChannels];  // only the rows in use are initialized
+  memset(before, 0, num_before * kChannels * sizeof(T));
+  auto* const states = static_cast<T*>(a.states) + channel;
+  const int64_t read = parts.reads[request.part];
+  for (int64_t i = 0; read >= 0 && i < num_before; ++i) {
+    memcpy(before + i * kChannels, states + read * a.block_stride + i * a.channels, n * sizeof(T));
+  }
+  float weights[DK_MAX_CONV_WIDTH][kChannels], bias[kChannels] = {};
+  memset(weights, 0, a.width * sizeof(weights[0]));
+  for (int64_t c = 0; c < n; ++c) {
+    const auto* own = static_cast<const T*>(a.weight) + (channel + c) * a.weight_stride;
+    for (int64_t i = 0; i < a.width; ++i) weights[i][c] = value_of(own[i]);
+    if (a.bias) bias[c] = value_of(static_cast<const T*>(a.bias)[channel + c]);
+  }
+  const auto* const x = static_cast<const T*>(a.x) + request.token * a.x_stride + channel;
+  const Inputs<T> inputs{before, x, a.x_stride, num_before};
+  auto* const y = static_cast<T*>(a.y) + request.token * a.y_stride + channel;
+  int64_t end = 0;
+  for (int64_t part = request.part; part < request.part + request.num_parts; ++part) {
+    const int64_t start = end;
+    end += parts.sizes[part];
+    for (int64_t t = start; t < end; ++t) {
+      for (int64_t c = 0; c < n; c += kWidth) {
+        VF sum = load(bias + c);
+        for (int64_t i = 0; i < a.width; ++i) {
+          sum = fma(inputs.at(t - num_before + i, c, n - c), load(weights[i] + c), sum);
+        }
+        store_as<T>(y, t * a.y_stride + c, kPlain ? sum : silu(sum), n - c);
+      }
+    }
+    T* const out = states + parts.writes[part] * a.block_stride;
+    for (int64_t i = 0; i < num_before; ++i) {
+      memcpy(out + i * a.channels, inputs.row(end - num_before + i), n * sizeof(T));
+    }
+  }
+}
+
+void convolve(const dk_causal_conv_args& a, const StateRequest& request, int64_t channel) {
+  if (a.is_float32) {
+    a.is_plain ? convolve_as<float, true>(a, request, channel)
+               : convolve_as<float, false>(a, request, channel);
+  } else {
+    a.is_plain ? convolve_as<uint16_t, true>(a, request, channel)
+               : convolve_as<uint16_t, false>(a, request, channel);
+  }
+}
+
+// e^x for x from -87 to 87, clamped outside, as (1 + rest) * power; NaN stays NaN. `rest` is the
+// series of e^r - 1 for the remainder r of x, as in `exp`; it is precise near 0. (The order of the
+// operands of max and min is the one that keeps NaN.)
+struct Exponential {
+  VF rest, power;
+
+  DK_INLINE explicit Exponential(VF x) {
+    x = min(set1(87.0f), max(set1(-87.0f), x));
+    const VI n_int = round_to_int(mul(x, set1(1.44269504f)));
+    const VF n = to_float(n_int);
+    const VF r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
+    VF p = fma(r, set1(1.9875691500e-4f), set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    rest = fma(mul(r, r), p, r);
+    power = as_float(shift_left(add_int(n_int, set1_int(127)), 23));
+  }
+  DK_INLINE VF value() const { return fma(rest, power, power); }
+  DK_INLINE VF minus_one() const { return fma(rest, power, sub(power, set1(1.0f))); }
+};
+
+// 1 / (1 + e^-x), at least e^-80: products with the least numbers are slow.
+DK_INLINE VF sigmoid(VF x) {
+  const VF one = set1(1.0f);
+  return div(one, add(one, Exponential(min(set1(80.0f), sub(zero(), x))).value()));
+}
+
+// One token of kWidth channels: the decay, and what is added to the decayed state.
+struct GatedStep {
+  VF decay, value;
+
+  // is_first: whether no state precedes the token.
+  DK_INLINE GatedStep(VF decay_gate, VF rates, VF input_gate, VF x, bool is_first) {
+    const Exponential exponential(mul(rates, sigmoid(decay_gate)));
+    const VF factor = exponential.value(), one = set1(1.0f);
+    // 1 - a^2 = (1 - a)(1 + a)
+    const VF scale = sqrt(mul(sub(zero(), exponential.minus_one()), add(one, factor)));
+    const VF gated = mul(sigmoid(input_gate), x);
+    value = is_first ? gated : mul(scale, gated);
+    // Decays of e^-87 count as 0, because products with the least numbers are slow.
+    decay = max(zero(), sub(factor, set1(1.7e-38f)));
+  }
+};
+
+template <class T>
+void recur_gated_as(const dk_gated_recurrence_args& a, const StateRequest& request,
+                    int64_t channel) {
+  constexpr int kParts = kChannels / kWidth;
+  const dk_state_parts& parts = *a.parts;
+  const int64_t n = a.channels - channel < kChannels ? a.channels - channel : kChannels;
+  const int64_t read = parts.reads[request.part];
+  VF state[kParts], input_bias[kParts], decay_bias[kParts], rates[kParts];
+  DK_UNROLL for (int i = 0; i < kParts; ++i) {
+    const int64_t left = n - i * kWidth, c = channel + i * kWidth;
+    const bool is_kept = left > 0 && read >= 0;
+    state[i] = is_kept ? load_n<float>(a.states, read * a.block_stride + c, left) : zero();
+    input_bias[i] = left > 0 ? load_n<float>(a.input_bias, c, left) : zero();
+    decay_bias[i] = left > 0 ? load_n<float>(a.decay_bias, c, left) : zero();
+    rates[i] = left > 0 ? load_n<float>(a.rates, c, left) : zero();
+  }
+  int64_t t = request.token;
+  for (int64_t part = request.part; part < request.part + request.num_parts; ++part) {
+    for (const int64_t end = t + parts.sizes[part]; t < end; ++t) {
+      DK_UNROLL for (int i = 0; i < kParts; ++i) {
+        const int64_t left = n - i * kWidth, c = channel + i * kWidth;
+        if (left <= 0) break;
+        const VF decay_gate = load_n<T>(a.decay_gates, t * a.decay_gates_stride + c, left);
+        const VF input_gate = load_n<T>(a.input_gates, t * a.input_gates_stride + c, left);
+        const GatedStep step(add(decay_gate, decay_bias[i]), rates[i],
+                             add(input_gate, input_bias[i]),
+                             load_n<T>(a.x, t * a.x_stride + c, left),
+                             read < 0 && t == request.token);
+        state[i] = fma(step.decay, state[i], step.value);
+        store_as<T>(a.y, t * a.y_stride + c, state[i], left);
+      }
+    }
+    float* const out = a.states + parts.writes[part] * a.block_stride + channel;
+    DK_UNROLL for (int i = 0; i < kParts; ++i) {
+      if (n > i * kWidth) store_n(out + i * kWidth, state[i], n - i * kWidth);
+    }
+  }
+}
+
+void recur_gated(const dk_gated_recurrence_args& a, const StateRequest& request, int64_t channel) {
+  a.is_float32 ? recur_gated_as<float>(a, request, channel)
+               : recur_gated_as<uint16_t>(a, request, channel);
+}
+
+int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
+
+// The slice of the state, a query and a key.
+int64_t scratch_floats(const dk_linear_attention_args& a) {
+  return a.key_size * kColumns + 2 * padded(a.key_size);
 }
 
 // log(1 + e^x): max(x, 0) + log(1 + t) with t = e^-|x|; log(1 + t) = 2 artanh(t / (2 + t)), whose
@@ -115,9 +233,7 @@ DK_INLINE void compute_gates(const dk_linear_attention_args& a, int64_t head, in
   float logits[kWidth] = {}, betas[kWidth] = {}, exponents[kWidth];
   for (int64_t i = 0; i < count; ++i) {
     const auto at = [&](const void* base, int64_t stride) {
-      const T value = static_cast<const T*>(base)[(token + i) * stride + head];
-      if constexpr (sizeof(T) == 2) return bf16_to_float(value);
-      return static_cast<float>(value);
+      return value_of(static_cast<const T*>(base)[(token + i) * stride + head]);
     };
     logits[i] = at(a.steps, a.steps_stride);
     if (kDelta) betas[i] = at(a.betas, a.betas_stride);
@@ -253,6 +369,7 @@ void recur(const dk_linear_attention_args& a, const StateRequest& request, int64
 
 }  // namespace
 
-const StatesTable states_table = {kChannels, kColumns, scratch_floats, convolve, recur};
+const StatesTable states_table = {kChannels, kColumns, scratch_floats,
+                                  convolve,  recur,    recur_gated};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -16,6 +16,7 @@ from dovetail.interfaces.ops import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     Ops,
@@ -181,6 +182,19 @@ class TritonOps(Ops):
         """Return silu(convolution + bias), a new tensor [T, C], and update the states."""
         return self._kernels.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
 
+    def plain_causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return convolution + bias, a new tensor [T, C], and update the states."""
+        return self._kernels.causal_conv(
+            x_TC, weight_CW, bias_C, states_BWC, parts, activated=False
+        )
+
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
@@ -190,6 +204,12 @@ class TritonOps(Ops):
         rule.
         """
         return self._kernels.linear_attention(inputs, states_BHKV, parts)
+
+    def gated_recurrence(
+        self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the states after each token, a new tensor [T, C], and update the states."""
+        return self._kernels.gated_recurrence(inputs, states_BC, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of these ids as a new tensor."""

@@ -1,7 +1,7 @@
 """Launches of the kernels for recurrent operations, for compiling them without a GPU.
 
-Sizes are those of Qwen3-Next 80B (delta rule; 16 groups, 32 heads of 128) and of Mamba 2 models
-(heads of 64, keys of 128 or 256). This module imports Triton.
+Sizes are those of Qwen3-Next 80B (delta rule; 16 groups, 32 heads of 128), of Mamba 2 models (heads
+of 64, keys of 128 or 256), and of RecurrentGemma 2B (2,560 channels). This module imports Triton.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from dovetail_devkit.triton.compiled_kernels import KernelCase
-from dovetail_ops_triton.kernels.states import chunk_systems
+from dovetail_ops_triton.kernels.states import chunk_systems, recurrence
 from dovetail_ops_triton.kernels.states import convolution as conv
 from dovetail_ops_triton.kernels.states import linear_states as linear
 from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE
@@ -36,7 +36,10 @@ def state_kernel_cases() -> tuple[KernelCase, ...]:
     }
     names = tuple(sizes)
     return (
-        *_convolutions(8192, 4, "*bf16"),
+        *_convolutions("causal_conv", 8192, 4, "*bf16"),
+        *_convolutions("plain_causal_conv", 2560, 4, "*bf16"),
+        *_recurrences(2560, "*bf16"),
+        *_recurrences(2560, "*fp32"),
         *(_attend_singles(name, sizes[name], "*bf16") for name in names),
         *_prepare(names[0], sizes[names[0]], "*bf16"),
         *_prepare(names[0], sizes[names[0]], "*fp32"),
@@ -46,37 +49,45 @@ def state_kernel_cases() -> tuple[KernelCase, ...]:
     )
 
 
-def _convolutions(num_channels: int, width: int, dtype: str) -> tuple[KernelCase, ...]:
+def _convolutions(
+    operation: str, num_channels: int, width: int, dtype: str
+) -> tuple[KernelCase, ...]:
     tensors = dict.fromkeys(("x_ptr", "weight_ptr", "states_ptr", "y_ptr"), dtype)
     strides = dict.fromkeys(("x_stride", "weight_stride", "block_stride"), "i32")
     sizes = {"CHANNELS": num_channels, "WIDTH": width}
     kept = sizes | {"KEPT_BLOCK": width, "BLOCK": conv.BLOCK}
+    activated = {"ACTIVATED": operation == "causal_conv"}
     reads, writes = {"reads_ptr": "*i64"}, {"writes_ptr": "*i64"}
-    what = f"{num_channels}, {width} inputs"
-    return (
+    what = f"{operation} {num_channels}, {width} inputs"
+    convolutions = (
         KernelCase(
-            name=f"causal_conv {what}: decodes",
+            name=f"{what}: decodes",
             kernel=conv.convolve_singles_kernel,
             types=tensors | strides | reads | writes,
-            constexprs=kept | {"bias_ptr": None, "singles_ptr": None},
+            constexprs=kept | activated | {"bias_ptr": None, "singles_ptr": None},
             unaligned=_UNALIGNED | {"weight_stride"},
         ),
         KernelCase(
-            name=f"causal_conv {what}: decodes of a mixed step, bias",
+            name=f"{what}: decodes of a mixed step, bias",
             kernel=conv.convolve_singles_kernel,
             types=tensors | strides | reads | writes | {"bias_ptr": dtype, "singles_ptr": "*i32"},
-            constexprs=kept,
+            constexprs=kept | activated,
             unaligned=_UNALIGNED | {"weight_stride"},
         ),
         KernelCase(
-            name=f"causal_conv {what}: chunks, bias",
+            name=f"{what}: chunks, bias",
             kernel=conv.convolve_chunks_kernel,
             types=tensors | strides | reads | {"bias_ptr": dtype, "chunks_ptr": "*i32"},
-            constexprs=sizes | {"LENGTH": CHUNK_SIZE, "BLOCK": conv.CHUNK_BLOCK},
+            constexprs=sizes | activated | {"LENGTH": CHUNK_SIZE, "BLOCK": conv.CHUNK_BLOCK},
             unaligned=_UNALIGNED | {"weight_stride"},
         ),
+    )
+    if operation != "causal_conv":
+        return convolutions
+    return (
+        *convolutions,
         KernelCase(
-            name=f"causal_conv {what}: save states",
+            name=f"{what}: save states",
             kernel=conv.save_inputs_kernel,
             types={
                 key: of
@@ -85,6 +96,39 @@ def _convolutions(num_channels: int, width: int, dtype: str) -> tuple[KernelCase
             },
             constexprs=kept,
             unaligned=_UNALIGNED,
+        ),
+    )
+
+
+def _recurrences(num_channels: int, dtype: str) -> tuple[KernelCase, ...]:
+    types = dict.fromkeys(("x_ptr", "input_ptr", "decay_ptr", "y_ptr"), dtype)
+    types |= dict.fromkeys(("input_bias_ptr", "decay_bias_ptr", "rates_ptr"), "*fp32") | _BLOCKS
+    strides = ("x_stride", "input_stride", "decay_stride", "block_stride")
+    types |= dict.fromkeys(strides, "i32")
+    what = f"gated_recurrence {num_channels}, {dtype[1:]}"
+    return (
+        KernelCase(
+            name=f"{what}: decodes",
+            kernel=recurrence.recur_singles_kernel,
+            types=types,
+            constexprs={
+                "CHANNELS": num_channels,
+                "BLOCK": recurrence.BLOCK,
+                "singles_ptr": None,
+            },
+            unaligned=_UNALIGNED,
+        ),
+        KernelCase(
+            name=f"{what}: prompts",
+            kernel=recurrence.recur_runs_kernel,
+            types=types | _LISTS,
+            constexprs={
+                "CHANNELS": num_channels,
+                "LENGTH": recurrence.LENGTH,
+                "BLOCK": recurrence.RUN_BLOCK,
+            },
+            unaligned=_UNALIGNED,
+            num_warps=recurrence.RUN_WARPS,
         ),
     )
 

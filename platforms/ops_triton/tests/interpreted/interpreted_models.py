@@ -9,15 +9,18 @@ from transformers import (
     Mamba2ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
 )
 
 from dovetail import LLM, SamplingParams
 from dovetail_devkit.contexts import SMALL_ENGINE
-from dovetail_devkit.small_configs import DEEPSEEK_V3, MAMBA2, QWEN3_NEXT
+from dovetail_devkit.small_configs import DEEPSEEK_V3, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA
 from dovetail_ops_triton import kernels
 
 LATENT = {"latent_inputs", "head_linear", "select_experts", "fused_experts", "add_shared_expert"}
 STATES = {"causal_conv", "linear_attention", "gated_rms_norm", "look_up"}
+RECURRENCES = {"causal_conv", "gated_recurrence", "head_linear", "look_up"}
 MIXED = {"sigmoid_and_mul", "add_shared_expert", "select_experts", "fused_experts", "rotate"}
 
 
@@ -44,8 +47,12 @@ def called(monkeypatch):
         (lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)), STATES | {"add_rms_norm"}),
         (lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK_V3)), LATENT),
         (lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)), STATES | MIXED),
+        (
+            lambda: RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**RECURRENT_GEMMA)),
+            RECURRENCES | {"rms_norm", "rotate"},
+        ),
     ],
-    ids=["mamba2", "deepseek_v3", "qwen3_next"],
+    ids=["mamba2", "deepseek_v3", "qwen3_next", "recurrent_gemma"],
 )
 def test_a_model_generates_the_same_tokens_with_triton_and_torch(
     create, expected, called, tmp_path

@@ -9,6 +9,7 @@ from dovetail.errors import ContractError
 from dovetail.interfaces.ops import (
     ExpertRouting,
     ExpertWeights,
+    GatedRecurrenceInputs,
     LatentWeights,
     LinearAttentionInputs,
     RouterWeights,
@@ -16,7 +17,7 @@ from dovetail.interfaces.ops import (
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_devkit.ops.experts import expert_sums
 from dovetail_devkit.ops.states import make_parts
-from dovetail_ops_triton.kernels.functions import softplus
+from dovetail_ops_triton.kernels.functions import one_minus_exp, softplus
 from dovetail_ops_triton.ops import TritonOps
 
 
@@ -178,6 +179,19 @@ def test_small_step_sizes_have_a_small_relative_error():
     assert torch.allclose(actual.double(), x.double().exp().log1p(), rtol=1e-6, atol=0)
 
 
+@triton.jit
+def one_minus_exp_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    lanes = tl.arange(0, SIZE)
+    tl.store(y_ptr + lanes, one_minus_exp(tl.load(x_ptr + lanes)))
+
+
+def test_the_difference_of_one_and_a_slow_decay_has_a_small_relative_error():
+    x = -torch.logspace(-30, 3, 1024)
+    actual = torch.zeros(1024)
+    one_minus_exp_kernel[(1,)](x, actual, SIZE=1024)
+    assert torch.allclose(actual.double(), -x.double().expm1(), rtol=1e-6, atol=0)
+
+
 def test_weak_decays_after_a_strong_one_are_accurate(ops):
     """Differences of sums from the start of the chunk would have errors of several percent."""
     steps = torch.full((12, 1), -5.0)
@@ -198,6 +212,38 @@ def test_weak_decays_after_a_strong_one_are_accurate(ops):
     expected = FakeOps().linear_attention(inputs, states, parts)
     assert torch.allclose(actual, expected, atol=2e-6)
     assert torch.allclose(own_states[parts.writes_N], states[parts.writes_N], atol=2e-6)
+
+
+def recurrence(num_channels, tokens=slice(0, 3)):
+    """Return inputs of these tokens of a gated recurrence; the tokens are among the first 26."""
+    return GatedRecurrenceInputs(
+        x_TC=normal(26, num_channels)[tokens],
+        input_gates_TC=normal(26, num_channels, seed=2)[tokens],
+        decay_gates_TC=normal(26, num_channels, seed=3)[tokens],
+        input_bias_C=normal(num_channels, seed=4),
+        decay_bias_C=normal(num_channels, seed=5),
+        rates_C=-normal(num_channels, seed=6).abs(),
+    )
+
+
+def test_a_divided_prompt_has_the_same_gated_recurrence(ops):
+    """The last two tokens are decodes. A NaN is only in the results of its own channel."""
+
+    def run(*steps):
+        states, results, start = torch.zeros(2, 70), [], 0
+        for number, size in enumerate(steps):
+            parts, _ = make_parts([(size,)], torch.device("cpu"))
+            parts.reads_N.fill_(1 if number else -1)
+            parts.writes_N.fill_(1)
+            inputs = recurrence(70, slice(start, start + size))
+            inputs.x_TC[:, 66] = torch.nan
+            results.append(ops.gated_recurrence(inputs, states, parts))
+            start += size
+        return torch.cat((*results, states[1:]))
+
+    together = run(26)
+    assert together.isnan().any(0).nonzero().tolist() == [[66]]
+    assert torch.equal(run(9, 15, 1, 1).nan_to_num(), together.nan_to_num())
 
 
 def test_repeated_calls_do_not_use_the_slow_host_functions_of_triton(ops, monkeypatch):
@@ -229,6 +275,7 @@ def test_repeated_calls_do_not_use_the_slow_host_functions_of_triton(ops, monkey
         lambda: ops.fused_experts(x, *experts, layer),
         lambda: ops.causal_conv(x, normal(16, 4), None, torch.zeros(num_blocks, 3, 16), parts),
         lambda: ops.linear_attention(inputs, torch.zeros(num_blocks, 2, 8, 8), parts),
+        lambda: ops.gated_recurrence(recurrence(16), torch.zeros(num_blocks, 16), parts),
     )
     for call in calls:
         call()
@@ -271,15 +318,20 @@ def test_experts_with_many_tokens_have_several_tiles(ops, num_tokens):
     assert torch.allclose(actual.double(), expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["causal_conv", "linear_attention"])
+@pytest.mark.parametrize(
+    "name", ["causal_conv", "plain_causal_conv", "linear_attention", "gated_recurrence"]
+)
 def test_states_and_results_of_a_request_do_not_depend_on_other_requests(ops, name):
     def run(requests, tokens):
         """Return results and states. Requests without a block of their own begin with zeros."""
         parts, num_blocks = make_parts(requests, torch.device("cpu"))
         parts.reads_N.clamp_(max=-1)
-        if name == "causal_conv":
-            states = torch.zeros(num_blocks, 3, 20)
-            out = ops.causal_conv(normal(26, 20)[tokens], normal(20, 4), None, states, parts)
+        if name.endswith("causal_conv"):
+            states, x = torch.zeros(num_blocks, 3, 20), normal(26, 20)[tokens]
+            out = getattr(ops, name)(x, normal(20, 4), None, states, parts)
+        elif name == "gated_recurrence":
+            states = torch.zeros(num_blocks, 20)
+            out = ops.gated_recurrence(recurrence(20, tokens), states, parts)
         else:
             states = torch.zeros(num_blocks, 2, 16, 8)
             inputs = LinearAttentionInputs(

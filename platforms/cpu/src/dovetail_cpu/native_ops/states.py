@@ -11,7 +11,13 @@ import ctypes
 
 import torch
 
-from dovetail.interfaces.ops import LinearAttentionInputs, Ops, StateParts, StatePartsMemory
+from dovetail.interfaces.ops import (
+    GatedRecurrenceInputs,
+    LinearAttentionInputs,
+    Ops,
+    StateParts,
+    StatePartsMemory,
+)
 from dovetail_cpu.linear_kernel import pointer_to
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_cpu_kernels.states import MAX_CONV_WIDTH
@@ -19,14 +25,16 @@ from dovetail_cpu_kernels.states import StateParts as NativeParts
 from dovetail_torch.layers.torch_ops import TorchOps
 
 _TORCH = TorchOps()
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class NativeStates(Ops):
-    """Convolution and gated norms of bfloat16 values; linear attention of bfloat16 or float32."""
+    """Gated norms of bfloat16 values; other operations of bfloat16 or float32 values."""
 
     def __init__(self) -> None:
         self._conv, self._call_conv = OPS["causal_conv"](), op("causal_conv")
         self._attention, self._call_attention = OPS["linear_attention"](), op("linear_attention")
+        self._recurrence, self._call_recurrence = OPS["gated_recurrence"](), op("gated_recurrence")
         self._gated_norm, self._call_gated_norm = OPS["gated_norm"](), op("gated_norm")
         self._parts: dict[int, tuple[StatePartsMemory, NativeParts]] = {}
 
@@ -39,21 +47,43 @@ class NativeStates(Ops):
         parts: StateParts,
     ) -> torch.Tensor:
         """Return silu(convolution + bias), a new tensor, and update the states."""
-        tensors = (x_TC, weight_CW, states_BWC[0])
-        is_bf16 = all(x.dtype == torch.bfloat16 and x.stride(-1) == 1 for x in tensors)
-        width = weight_CW.shape[1]
-        is_dense = width < 3 or states_BWC.stride(1) == x_TC.shape[1]
-        if not (is_bf16 and is_dense and width <= MAX_CONV_WIDTH):
+        if not _is_convolution(x_TC, weight_CW, bias_C, states_BWC):
             return _TORCH.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
-        y_TC = torch.empty(x_TC.shape, dtype=torch.bfloat16)
+        return self._convolve(x_TC, weight_CW, bias_C, states_BWC, parts, is_plain=False)
+
+    def plain_causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return convolution + bias, a new tensor, and update the states."""
+        if not _is_convolution(x_TC, weight_CW, bias_C, states_BWC):
+            return _TORCH.plain_causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+        return self._convolve(x_TC, weight_CW, bias_C, states_BWC, parts, is_plain=True)
+
+    def _convolve(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+        *,
+        is_plain: bool,
+    ) -> torch.Tensor:
+        y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
         native, _kept = self._native_parts(parts)
         args = self._conv
         args.parts = ctypes.addressof(native)
         args.x, args.weight, args.bias = x_TC.data_ptr(), weight_CW.data_ptr(), pointer_to(bias_C)
         args.states, args.y = states_BWC.data_ptr(), y_TC.data_ptr()
-        args.channels, args.width = x_TC.shape[1], width
+        args.channels, args.width = weight_CW.shape
         args.x_stride, args.weight_stride = x_TC.stride(0), weight_CW.stride(0)
         args.block_stride, args.y_stride = states_BWC.stride(0), y_TC.stride(0)
+        args.is_plain, args.is_float32 = is_plain, x_TC.dtype == torch.float32
         self._call_conv(ctypes.addressof(args))
         return y_TC
 
@@ -85,6 +115,29 @@ class NativeStates(Ops):
         args.is_float32 = v_THV.dtype == torch.float32
         self._call_attention(ctypes.addressof(args))
         return y_THV
+
+    def gated_recurrence(
+        self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the states after each token, a new tensor, and update the states."""
+        if not _is_recurrence(inputs, states_BC):
+            return _TORCH.gated_recurrence(inputs, states_BC, parts)
+        x_TC, input_TC, decay_TC = inputs.x_TC, inputs.input_gates_TC, inputs.decay_gates_TC
+        y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
+        native, _kept = self._native_parts(parts)
+        args = self._recurrence
+        args.parts = ctypes.addressof(native)
+        args.x, args.y, args.states = x_TC.data_ptr(), y_TC.data_ptr(), states_BC.data_ptr()
+        args.input_gates, args.decay_gates = input_TC.data_ptr(), decay_TC.data_ptr()
+        args.input_bias, args.decay_bias = (
+            bias_C.data_ptr() for bias_C in (inputs.input_bias_C, inputs.decay_bias_C)
+        )
+        args.rates, args.channels = inputs.rates_C.data_ptr(), x_TC.shape[1]
+        args.x_stride, args.y_stride = x_TC.stride(0), y_TC.stride(0)
+        args.input_gates_stride, args.decay_gates_stride = input_TC.stride(0), decay_TC.stride(0)
+        args.block_stride, args.is_float32 = states_BC.stride(0), x_TC.dtype == torch.float32
+        self._call_recurrence(ctypes.addressof(args))
+        return y_TC
 
     def gated_rms_norm(
         self,
@@ -145,8 +198,39 @@ def _is_served(inputs: LinearAttentionInputs) -> bool:
     """Return whether the kernel supports the layout and the dtype of the inputs."""
     tensors = (inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH, inputs.beta_TH)
     dtype = inputs.v_THV.dtype
-    return dtype in (torch.bfloat16, torch.float32) and all(
-        x is None or (x.dtype == dtype and _rows(x)) for x in tensors
+    return dtype in _DTYPES and all(x is None or (x.dtype == dtype and _rows(x)) for x in tensors)
+
+
+def _is_convolution(
+    x_TC: torch.Tensor,
+    weight_CW: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    states_BWC: torch.Tensor,
+) -> bool:
+    """Return whether the kernel supports the dtypes, the layouts and the width."""
+    num_channels, width = weight_CW.shape
+    tensors = (x_TC, weight_CW, bias_C, states_BWC[0])
+    is_dense = width < 3 or states_BWC.stride(1) == num_channels
+    return (
+        x_TC.dtype in _DTYPES
+        and all(x is None or (x.dtype == x_TC.dtype and x.stride(-1) == 1) for x in tensors)
+        and x_TC.shape[1] == num_channels
+        and states_BWC.shape[1:] == (width - 1, num_channels)
+        and is_dense
+        and 2 <= width <= MAX_CONV_WIDTH
+    )
+
+
+def _is_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor) -> bool:
+    """Return whether the kernel supports the dtypes, the shapes and the layouts."""
+    values = (inputs.x_TC, inputs.input_gates_TC, inputs.decay_gates_TC)
+    factors = (inputs.input_bias_C, inputs.decay_bias_C, inputs.rates_C, states_BC)
+    dtype, shape = inputs.x_TC.dtype, inputs.x_TC.shape
+    return (
+        dtype in _DTYPES
+        and all(x.dtype == dtype and x.stride(-1) == 1 and x.shape == shape for x in values)
+        and all(x.dtype == torch.float32 and x.stride(-1) == 1 for x in factors)
+        and all(x.shape[-1] == shape[1] for x in factors)
     )
 
 

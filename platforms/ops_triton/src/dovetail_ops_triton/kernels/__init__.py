@@ -21,6 +21,7 @@ from dovetail_ops_triton.kernels.routing import select_experts
 from dovetail_ops_triton.kernels.silu import silu_and_mul
 from dovetail_ops_triton.kernels.states.convolution import causal_conv
 from dovetail_ops_triton.kernels.states.linear_states import linear_attention
+from dovetail_ops_triton.kernels.states.recurrence import gated_recurrence
 from dovetail_ops_triton.kernels.step_inputs import prepare_inputs
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "draw_columns",
     "find_best",
     "fused_experts",
+    "gated_recurrence",
     "gated_rms_norm",
     "head_linear",
     "latent_inputs",

@@ -33,3 +33,15 @@ def softplus(x):
     for odd in tl.static_range(13, -1, -2):
         sum_ = sum_ * square + 1.0 / odd
     return tl.maximum(x, 0.0) + 2.0 * s * sum_
+
+
+@triton.jit
+def one_minus_exp(x):
+    """Return 1 - exp(x) for x ≤ 0, with a small relative error.
+
+    Near 0, it is the sum of a series, because 1 - exp(x) would have few correct digits.
+    """
+    sum_ = 1.0 / 8.0
+    for index in tl.static_range(7, 0, -1):
+        sum_ = (1.0 + x * sum_) * (1.0 / index)
+    return tl.where(x > -0.25, -x * sum_, 1.0 - tl.exp(x))

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Causal convolution of each channel with its last inputs, followed by SiLU. Its states are saved.
+"""Causal convolution of each channel with its last inputs, with or without SiLU. Saves its states.
 
 Singles (requests with one token) take one launch, which also saves their states. Other requests
 take two: the first computes the results of all chunks at the same time, and the second saves the
@@ -45,6 +45,7 @@ def convolve_singles_kernel(
     WIDTH: tl.constexpr,
     KEPT_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    ACTIVATED: tl.constexpr,
 ):
     """Compute BLOCK channels of one token, and save its state. Grid (singles, channel blocks)."""
     single = tl.program_id(0)
@@ -77,7 +78,9 @@ def convolve_singles_kernel(
         after_KC = tl.where((k_K == WIDTH - 2)[:, None], x_C[None], after_KC)
         tl.debug_barrier()
         tl.store(states_ptr + write * block_stride + places_KC, after_KC, mask=mask_KC)
-    tl.store(y_ptr + token * CHANNELS + c_C, silu(total_C), mask=is_C)
+    if ACTIVATED:
+        total_C = silu(total_C)
+    tl.store(y_ptr + token * CHANNELS + c_C, total_C, mask=is_C)
 
 
 @triton.jit(do_not_specialize_on_alignment=["reads_ptr", "chunks_ptr"])
@@ -96,6 +99,7 @@ def convolve_chunks_kernel(
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    ACTIVATED: tl.constexpr,
 ):
     """Compute BLOCK channels of one chunk. Grid (chunks, channel blocks)."""
     chunk = tl.program_id(0)
@@ -126,7 +130,9 @@ def convolve_chunks_kernel(
     if bias_ptr is not None:
         total_LC += tl.load(bias_ptr + c_C, mask=is_C, other=0.0).to(tl.float32)[None]
     y_ptrs_LC = y_ptr + (start + l_L)[:, None] * CHANNELS + c_C[None]
-    tl.store(y_ptrs_LC, silu(total_LC), mask=is_LC)
+    if ACTIVATED:
+        total_LC = silu(total_LC)
+    tl.store(y_ptrs_LC, total_LC, mask=is_LC)
 
 
 @triton.jit(do_not_specialize_on_alignment=["reads_ptr", "writes_ptr", "runs_ptr", "ends_ptr"])
@@ -182,8 +188,13 @@ def causal_conv(
     bias_C: torch.Tensor | None,
     states_BWC: torch.Tensor,
     parts: StateParts,
+    *,
+    activated: bool = True,
 ) -> torch.Tensor:
-    """Return silu(convolution + bias), a new contiguous tensor [T, C], and update the states."""
+    """Return silu(convolution + bias), a new contiguous tensor [T, C], and update the states.
+
+    activated: False for convolution + bias, without the SiLU.
+    """
     x, width = row_layout(x_TC), weight_CW.shape[1]
     if weight_CW.stride(1) != 1:
         weight_CW = weight_CW.contiguous()
@@ -206,6 +217,7 @@ def causal_conv(
             y_TC,
             *strides,
             **kept,
+            ACTIVATED=activated,
         )
     if plan.num_runs:
         convolve_chunks_kernel[(plan.num_chunks, -(-num_channels // CHUNK_BLOCK))](
@@ -220,6 +232,7 @@ def causal_conv(
             **sizes,
             LENGTH=CHUNK_SIZE,
             BLOCK=CHUNK_BLOCK,
+            ACTIVATED=activated,
         )
         if width > 1:
             _save(x.tensor, states_BWC, parts, plan, kept)
