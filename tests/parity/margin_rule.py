@@ -60,11 +60,11 @@ class Agreement:
     tokens_qualifying: int = 0
     tokens_equal: int = 0
 
-    def check(self, tolerance: float = TOLERANCE) -> None:
-        """Raise AssertionError, with the counts, unless the margin rule holds with `tolerance`."""
+    def check(self) -> None:
+        """Raise AssertionError, with the counts, unless the margin rule holds."""
         assert self.positions and self.tokens, f"nothing was compared: {self}"
         assert not self.missing, f"positions were never computed: {self}"
-        assert self.max_error <= tolerance, f"logits differ: {self}"
+        assert self.max_error <= TOLERANCE, f"logits differ: {self}"
         assert self.qualifying >= MIN_SHARE * self.positions, f"too few positions qualify: {self}"
         assert self.tokens_qualifying >= MIN_SHARE * self.tokens, f"too few tokens qualify: {self}"
         assert self.qualifying_equal == self.qualifying, f"the most likely tokens differ: {self}"

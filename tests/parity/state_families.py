@@ -22,6 +22,7 @@ _NEXT = {
     "linear_key_head_dim": 18,
     "linear_value_head_dim": 14,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rms_norm_eps": 1e-3,  # limits the amplification of rounding errors (`random_weights.fill`)
 }
 _RECURRENT = {"intermediate_size": 148, "attention_window_size": 37, "logits_soft_cap": 5.0}
 STATE_FAMILIES: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {

@@ -22,7 +22,7 @@ from dovetail.kv_cache.grouping import group_layers
 from parity.checkpoints import VOCAB_SIZE, Checkpoint
 from parity.commit_seed import commit_seed
 from parity.family_checkpoints import FAMILIES, make_family
-from parity.margin_rule import TOLERANCE, Sequenced, measure
+from parity.margin_rule import Sequenced, measure
 from parity.rank_threads import TORCH_PARTS, RankThreads
 from parity.recording import RecordedRun
 from parity.recording_worker import RecordingWorker
@@ -32,9 +32,6 @@ NUM_NEW_TOKENS = 16
 PROMPT_LENS = (17, 600, 1, 500, 333, 16)
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
-TOLERANCES = dict.fromkeys(("qwen3_next", "qwen3_next, dense layers"), 3e-4)
-"""The delta rule amplifies rounding errors: with the same weights, float32 logits of transformers
-itself differ from its float64 logits by 5e-5 to 1.2e-4, and this engine's by 7e-5 to 1.3e-4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,4 +178,4 @@ def test_a_model_family_agrees_with_transformers(
     assert bool(ran.stats.prefix_hits) == run_config.is_repeated
     if not all(checkpoint.windows):  # layers with windows need few blocks
         assert bool(ran.stats.num_preemptions) == bool(run_config.room)
-    agreement.check(TOLERANCES.get(checkpoint.name, TOLERANCE))
+    agreement.check()
