@@ -15,6 +15,8 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.selection import Criteria, choose_platform, explain
 from dovetail_attn_cpu import availability
 from dovetail_attn_cpu.backend import CPUAttentionBackend
 
@@ -82,3 +84,20 @@ def test_a_missing_kernel_library_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "status", lambda: missing)
     assert not availability.probe().usable
     assert "no compiler" in availability.probe().reasons[0]
+
+
+def test_portable_kernels_are_preferred_only_if_the_user_selects_them(monkeypatch):
+    """On ARM64 only portable kernels exist, and torch's attention is faster."""
+    portable = native.NativeStatus(available=True, level="portable", reason="", compiler="c++")
+    monkeypatch.setattr(availability, "status", lambda: portable)
+    monkeypatch.delenv("DOVETAIL_CPU_LEVEL", raising=False)
+    assert not availability.probe().usable
+    assert "slower than torch's" in availability.probe().reasons[0]
+    registry = PluginRegistry()
+    criteria = Criteria(references=("auto",), platform=choose_platform(registry, "cpu"))
+    report = explain(registry, "attention", criteria)
+    assert report.chosen[0].name == "torch"
+    (own,) = [verdict for verdict in report.verdicts if verdict.name == "cpu"]
+    assert "slower than torch's" in own.reasons[0]
+    monkeypatch.setenv("DOVETAIL_CPU_LEVEL", "portable")
+    assert availability.probe().usable

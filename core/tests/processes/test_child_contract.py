@@ -1,8 +1,10 @@
 """The common behavior of child processes: engine, worker and sandbox."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +51,34 @@ def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_
     kind.close()
     kind.close()
     assert child.is_closed and kinds.running_children() == others
+
+
+@pytest.mark.costly
+@every_kind
+def test_children_work_without_packet_sockets_memfd_and_pidfd(
+    kinds, clean, model_dir, name, monkeypatch
+):
+    """As on macOS."""
+    make_pair = socket.socketpair
+
+    def refuse(family=socket.AF_UNIX, kind=socket.SOCK_STREAM):
+        if kind == socket.SOCK_SEQPACKET:
+            raise OSError(errno.EPROTONOSUPPORT, "no packet sockets")
+        return make_pair(family, kind)
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    for missing in ("pidfd_open", "memfd_create", "waitid", "sched_getaffinity"):
+        monkeypatch.delattr(os, missing, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    others = kinds.running_children()
+    kind = kinds.KINDS[name](model_dir)
+    assert kind.use()
+    (child,) = (item for item in kinds.running_children() if item not in others)
+    assert child.control.type == socket.SOCK_STREAM
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises((EngineDeadError, ChildFailure), match="SIGKILL"):
+        kind.use()
+    kind.close()
 
 
 @pytest.mark.sampled(6)

@@ -10,6 +10,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.machine import CgroupLimits
+from dovetail.processes.affinity import has_affinity
 from dovetail_cpu import cores, platform, runtime
 from dovetail_cpu.cores import default_threads
 from dovetail_cpu.platform import CPUPlatform
@@ -19,7 +20,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 GIB = 1 << 30
 BINDINGS = {"OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0-63", "OMP_PLACES": "cores"}
 
-needs_affinity = pytest.mark.skipif(not cores.has_affinity(), reason="no affinity masks")
+needs_affinity = pytest.mark.skipif(not has_affinity(), reason="no affinity masks")
 
 
 @pytest.fixture
@@ -71,25 +72,24 @@ def test_the_log_contains_the_number_of_threads_and_its_reason(machine, caplog, 
     assert device.total_memory_bytes() == GIB
 
 
-class Library:
-    """A fake native library that only stores the size of its thread pool."""
-
-    def dk_set_num_threads(self, num_threads):
-        self.num_threads = num_threads
-
-
-def test_a_thread_count_above_the_limit_of_the_native_team_is_reduced_with_a_warning(
-    caplog, monkeypatch
+@pytest.mark.parametrize(
+    ("num_threads", "most", "says"),
+    [
+        (96, 64, ("64 of 96 threads", "their team has no more")),
+        (8, 3, ("3 of 8 threads", "the system permits no more", "pids.max")),
+    ],
+)
+def test_a_team_with_fewer_threads_than_requested_is_reported(
+    caplog, monkeypatch, num_threads, most, says
 ):
-    library = Library()
-    monkeypatch.setattr(runtime, "find_library", lambda: library)
+    monkeypatch.setattr(runtime, "find_library", lambda: "a library")
     monkeypatch.setattr(runtime, "start_threads", lambda num_threads: None)
+    monkeypatch.setattr(runtime, "start_team", lambda library, num_threads: min(num_threads, most))
     device = CPURuntime()
-    device.activate(0, num_threads=96)
+    device.activate(0, num_threads=num_threads)
     device.leave_cores_to_team()
-    assert library.num_threads == 64
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 1 and "64 of 96 threads" in warned[0]
+    assert len(warned) == 1 and all(part in warned[0] for part in says)
 
 
 PROGRAM = """
@@ -99,7 +99,7 @@ before = len(os.sched_getaffinity(0))
 import dovetail_cpu.platform
 import torch
 from dovetail_cpu.runtime import CPURuntime
-from dovetail_cpu.cores import allowed_cpus
+from dovetail.processes.affinity import allowed_cpus
 assert len(allowed_cpus()) == before, allowed_cpus()
 runtime = CPURuntime()
 runtime.activate(0, num_threads=None)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import threading
 
 import pytest
 import torch
@@ -285,6 +286,24 @@ def test_a_full_disk_is_reported_once(start, tmp_path, caplog, monkeypatch):
     start()
     (text,) = warnings(caplog)
     assert "No space left" in text and not files(tmp_path)
+
+
+def test_a_process_without_more_threads_starts_and_maps_cached_weights(
+    start, tmp_path, caplog, monkeypatch
+):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        first = start()
+        (text,) = warnings(caplog)
+        assert "can't start new thread" in text and not (tmp_path / "cache").exists()
+    start()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    again = start()
+    assert again.is_restored and not warnings(caplog)
+    assert torch.equal(again.logits_TV, first.logits_TV)
 
 
 def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start, tmp_path, caplog):

@@ -92,6 +92,19 @@ def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monke
     assert torch.equal(buffers[0], torch.zeros_like(buffers[0]))
 
 
+def test_without_a_thread_pages_are_allocated_on_first_use(buffers, make, monkeypatch, caplog):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    supply = make(buffers, 32 * MIB)
+    for row in range(NUM_ROWS):
+        supply.use(row)
+    supply.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "can't start new thread" in caplog.text
+
+
 def test_the_page_allocation_thread_calls_no_torch_operation(make):
     """A daemon thread in such an operation aborts the process when the interpreter exits."""
     callers = []

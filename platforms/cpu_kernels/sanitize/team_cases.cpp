@@ -173,23 +173,21 @@ DK_CASE(team_grown) {
 
 namespace {
 
-// Run `num_pieces` that sleep; a worker's first piece sleeps `first_us`. Returns the threads that
-// did pieces.
-int count_threads(int64_t num_pieces, int64_t piece_us, int64_t first_us) {
+// Run `num_pieces` that sleep; a worker's first piece sleeps `first_us`. Returns how many pieces
+// workers did.
+int64_t count_pieces(int64_t num_pieces, int64_t piece_us, int64_t first_us) {
   std::atomic<bool> is_taken{false};
-  std::atomic<int> threads{0};
+  std::atomic<int64_t> pieces{0};
   const auto caller = std::this_thread::get_id();
   dk::parallel_ranges(num_pieces, 1, [&](auto&& next) {
     int64_t begin, end;
-    bool did = false;
+    const bool is_worker = std::this_thread::get_id() != caller;
     while (next(begin, end)) {
-      if (!did) ++threads;
-      did = true;
-      const bool is_first = std::this_thread::get_id() != caller && !is_taken.exchange(true);
-      usleep(is_first ? first_us : piece_us);
+      pieces += is_worker;
+      usleep(is_worker && !is_taken.exchange(true) ? first_us : piece_us);
     }
   });
-  return threads;
+  return pieces;
 }
 
 }  // namespace
@@ -201,8 +199,8 @@ namespace {
 bool joins_after(int64_t num_pieces, int64_t piece_us, int64_t late_us, int64_t next_pieces) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     usleep(25000);
-    count_threads(num_pieces, piece_us, late_us);
-    if (count_threads(next_pieces, 400, 400) >= 2) return true;
+    count_pieces(num_pieces, piece_us, late_us);
+    if (count_pieces(next_pieces, 400, 400)) return true;
   }
   return false;
 }
@@ -222,6 +220,19 @@ DK_CASE(team_late_worker) {
 DK_CASE(team_joins_midway) {
   dk_set_num_threads(2);
   cases::check(joins_after(60, 200, 30000, 400), "a worker did not join after its pause");
+}
+
+DK_CASE(team_continues_after_pauses) {
+  // Of a long region, a worker that shares its core does more than the pieces of its first turn.
+  dk_set_num_threads(2);
+  int num_late = 0, num_returned = 0;
+  for (int attempt = 0; attempt < 20 && num_late < 3; ++attempt) {
+    usleep(25000);
+    if (count_pieces(60, 200, 60000) != 1) continue;  // the worker was not late
+    ++num_late;
+    num_returned += count_pieces(300, 400, 400) >= 40;
+  }
+  cases::check(2 * num_returned >= num_late, "a worker did not return after its pause");
 }
 
 DK_CASE(team_signals) {

@@ -22,7 +22,7 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec, LatentAttentionSpec
-from dovetail_attn_cpu.availability import probe
+from dovetail_attn_cpu.availability import missing_reasons
 from dovetail_attn_cpu.bidirectional import BidirectionalBuilder, BidirectionalLayer
 from dovetail_attn_cpu.layer import CPUAttentionLayer
 from dovetail_attn_cpu.metadata import CACHE_KINDS, CPUMetadataBuilder
@@ -60,7 +60,7 @@ class CPUAttentionBackend(AttentionBackend):
     @classmethod
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return why the native library cannot be used, or ()."""
-        return probe().reasons
+        return missing_reasons()
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +54,9 @@ def _answer_matcher(matcher: GrammarMatcher) -> GrammarMatcher | None:
 
 def _lower_priority() -> None:
     """Let the calling thread run only when the threads that run steps leave a core idle."""
-    with contextlib.suppress(OSError, AttributeError):
+    if sys.platform != "linux":
+        return  # the id of a thread could be that of another process
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 

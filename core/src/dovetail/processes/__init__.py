@@ -3,6 +3,7 @@
 The engine's process, the workers of an executor and child processes with limits use this package.
 Plugins of other distributions may use it too.
 
+    affinity        the CPUs of this process, which its children inherit
     child_process   the parent's view of one child: start, wait until it is ready, kill
     child_group     several children that are started, watched and stopped together
     child_main      the child's side: `python -m dovetail.processes ENTRY BOOT`

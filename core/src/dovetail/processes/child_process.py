@@ -22,12 +22,14 @@ from pathlib import Path
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.machine import read_system_file
+from dovetail.processes.affinity import unbound_thread
 from dovetail.processes.boot import Boot
 from dovetail.processes.liveness import LivenessReader
 from dovetail.processes.log_output import LogOutput
 from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.processes.parent_death import open_pidfd
 from dovetail.processes.start_report import StartReport, receive_report
+from dovetail.transport.packets import packet_pair
 from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.ring_memory import memory_of
 from dovetail.transport.wakeup_socket import hang_up
@@ -78,7 +80,7 @@ def start_child(
     with ExitStack() as undo, ExitStack() as passed:
         liveness = LivenessReader(clock or MonotonicClock())
         passed.callback(os.close, liveness.descriptor)
-        control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, child_end = packet_pair()
         undo.callback(control.close)
         passed.callback(child_end.close)
         boot = Boot(
@@ -200,10 +202,12 @@ class ChildProcess:
     def describe_end(self) -> str:
         """Return how the process ended, such as "by SIGKILL" or "with status 1".
 
-        Waits for the process to exit, but does not reap it, so that no other process can get its
-        id.
+        Waits for the process to exit, but does not reap it if the system can avoid that, so that no
+        other process can get its id.
         """
         status = self._process.returncode
+        if status is None and not hasattr(os, "waitid"):  # macOS before Python 3.13
+            status = self._process.wait()
         if status is None:
             exit_info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if exit_info is None:
@@ -293,15 +297,16 @@ def _spawn(boot: Boot, isolation: Isolation | None) -> subprocess.Popen[bytes]:
             path = json.dumps(isolation.sys_path)
             command = ["-I", "-S", "-B", "-c", _ISOLATED_PROGRAM, path, str(memory)]
             environment = dict(isolation.environment)
-        return subprocess.Popen(
-            [sys.executable, *command],
-            pass_fds=(memory, boot.control, boot.liveness, *boot.descriptors),
-            stdin=subprocess.DEVNULL,
-            stdout=None if isolation is None else subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=None if isolation is None and _working_directory() else os.sep,
-            env=environment,
-        )
+        with unbound_thread():
+            return subprocess.Popen(
+                [sys.executable, *command],
+                pass_fds=(memory, boot.control, boot.liveness, *boot.descriptors),
+                stdin=subprocess.DEVNULL,
+                stdout=None if isolation is None else subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=None if isolation is None and _working_directory() else os.sep,
+                env=environment,
+            )
     finally:
         os.close(memory)
 

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,8 +33,9 @@ def watch_parent(
     folder: a directory to remove when the parent has exited, or "". on_message: called in the
     thread for each packet on the socket.
     """
-    # A stopped process gets SIGCONT when its parent exits, so it can notice.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    if sys.platform == "linux":
+        # A stopped process gets SIGCONT when its parent exits, so it can notice.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     parent = open_pidfd(parent_pid)
 
     def wait() -> None:
@@ -53,10 +55,12 @@ def watch_parent(
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that becomes readable when the process has exited.
 
-    Returns None for a process that has exited and on systems without pidfd (a kernel before 5.3, or
-    a system-call filter). In these cases only the closed control socket shows that the process has
-    exited. Raises OSError if no descriptor or memory is left.
+    Returns None for a process that has exited and on systems without pidfd (macOS, a kernel before
+    5.3, or a system-call filter). In these cases only the closed control socket shows that the
+    process has exited. Raises OSError if no descriptor or memory is left.
     """
+    if not hasattr(os, "pidfd_open"):
+        return None
     try:
         return os.pidfd_open(pid)
     except OSError as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.errors import MessageError
+from dovetail.transport.packets import receive_packet, send_packet
 from dovetail.transport.ring_memory import memory_of, read_memory
 
 MAX_READY_BYTES = 64 << 20
@@ -43,7 +44,7 @@ def send_report(control: socket.socket, report: StartReport) -> None:
     packet = json.dumps([report.kind, *(text[:_MAX_TEXT_CHARS] for text in texts)]).encode()
     memory = [memory_of(report.content)] if report.content else []
     try:
-        socket.send_fds(control, [packet], memory)
+        send_packet(control, packet, memory)
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:
@@ -57,7 +58,7 @@ def receive_report(control: socket.socket) -> StartReport | None:
     Does not wait. Raises MessageError for anything that is not a report.
     """
     try:
-        packet, descriptors, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 2)
+        packet, descriptors = receive_packet(control, _MAX_PACKET_BYTES, 2)
     except (BlockingIOError, ConnectionResetError):
         return None
     try:

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,8 @@ def serve(context: ChildContext) -> int:
     connection = socket.socket(fileno=settings["descriptor"])
     module, _, name = settings["handler"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), name)
-    _limit(resource.RLIMIT_AS, settings["memory_bytes"])
+    if sys.platform == "linux":  # macOS cannot limit the address space
+        _limit(resource.RLIMIT_AS, settings["memory_bytes"])
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_NOFILE, _NUM_FILES)
@@ -97,4 +99,5 @@ def _limit_cpu(timeout_s: float) -> None:
 
 
 def _peak_kib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak >> 10 if sys.platform == "darwin" else peak

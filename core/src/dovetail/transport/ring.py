@@ -22,6 +22,7 @@ from zlib import crc32
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import MessageError, PeerLostError, TransportError
 from dovetail.faults import fault
+from dovetail.transport.packets import packet_pair
 from dovetail.transport.ring_memory import (
     RingMemory,
     RingShape,
@@ -105,7 +106,7 @@ def make_ring_ends(shape: RingShape) -> tuple[RingWriterEnd, tuple[RingReaderEnd
         RingMemory.format(memory_file, shape).close()
         wakeups, ends = [], []
         for index in range(shape.num_readers):
-            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pair = packet_pair()
             writer_end, reader_end, memory_copy = (
                 pair[0].detach(),
                 pair[1].detach(),

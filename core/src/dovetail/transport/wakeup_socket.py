@@ -1,8 +1,7 @@
 """A socket pair between two processes: wakes the other one, passes descriptors, reports exits.
 
-The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the exit of
-a process is noticed immediately. Linux only. Packets of any other form are rejected, and
-descriptors that come with them are closed.
+A socket is closed with its last descriptor, so the exit of a process is noticed immediately.
+Packets of any other form are rejected, and descriptors that come with them are closed.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import suppress
 from struct import Struct
 
 from dovetail.errors import MessageError, PeerLostError
+from dovetail.transport.packets import receive_packet, send_packet
 
 MAX_DESCRIPTORS = 1024
 """Maximum number of received descriptors that the caller has not taken yet."""
@@ -31,7 +31,7 @@ class WakeupSocket:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Take over `end`, an end of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
+        """Take over `end`, an end of a `packet_pair`."""
         end.setblocking(False)
         self._socket = end
         self.lost = False
@@ -44,7 +44,7 @@ class WakeupSocket:
     def notify(self) -> None:
         """Wake the other process. Do nothing if it has exited or has an unread notification."""
         try:
-            self._socket.send(_NOTIFICATION)
+            send_packet(self._socket, _NOTIFICATION)
         except BlockingIOError:
             return
         except OSError:
@@ -56,9 +56,8 @@ class WakeupSocket:
         Raises PeerLostError if the other process has exited.
         """
         try:
-            socket.send_fds(
-                self._socket, [_DESCRIPTOR.pack(_DESCRIPTOR_KIND, number)], [descriptor]
-            )
+            packet = _DESCRIPTOR.pack(_DESCRIPTOR_KIND, number)
+            send_packet(self._socket, packet, [descriptor])
         except BlockingIOError:
             return False
         except OSError:
@@ -73,7 +72,7 @@ class WakeupSocket:
         """
         while not self.lost:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._socket, _DESCRIPTOR.size + 1, 4)
+                packet, descriptors = receive_packet(self._socket, _DESCRIPTOR.size + 1, 4)
             except BlockingIOError:
                 return
             except OSError:

@@ -1,24 +1,36 @@
-"""The CPUs that this process may use, and how many threads compute by default.
+"""How many threads compute by default, and the memory nodes (NUMA) of their cores.
 
-This module does not import torch: OpenMP binds the main thread to one CPU when torch is imported if
-OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY is set, so the affinity mask is read before.
+Memory is distributed over these nodes: otherwise all pages would be on the node of the thread that
+writes them first, and threads of other nodes would share the bandwidth of that node. This module
+does not import torch, because `dovetail.processes.affinity` reads the affinity mask before torch is
+imported.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
+import platform
 import sys
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from dovetail.machine import read_cgroup_limits
+from dovetail.machine import read_cgroup_limits, read_system_file
+from dovetail.processes.affinity import allowed_cpus, has_affinity
 
-BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-"""Environment variables with which OpenMP binds threads to CPUs."""
+logger = logging.getLogger(__name__)
+
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
+_NODE_FOLDER = Path("/sys/devices/system/node")
+_STATUS = Path("/proc/self/status")
+_NUMBERS = {"x86_64": (237, 239), "aarch64": (235, 236)}
+"""The numbers of the system calls `mbind` and `get_mempolicy`, by architecture."""
+_DEFAULT_POLICY, _INTERLEAVE = 0, 3
+_MAX_NODES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +39,6 @@ class ThreadChoice:
 
     number: int
     reason: str
-
-
-def has_affinity() -> bool:
-    """Return whether this system reports and sets the CPUs of a thread (not macOS, Windows)."""
-    return hasattr(os, "sched_getaffinity")
-
-
-def allowed_cpus() -> Set[int]:
-    """Return the CPUs of the process's affinity mask, unaffected by OpenMP's binding."""
-    if not has_affinity():
-        return frozenset(range(os.cpu_count() or 1))
-    if _is_bound() and _before_torch:
-        return _before_torch
-    return os.sched_getaffinity(0)
 
 
 def default_threads(num_sharing: int) -> ThreadChoice:
@@ -65,13 +63,35 @@ def default_threads(num_sharing: int) -> ThreadChoice:
     return ThreadChoice(number=max(1, number // num_sharing), reason=reason)
 
 
-def unbind_thread() -> None:
-    """Undo OpenMP's binding of the calling thread, so that it may use all CPUs of the process.
+def spread_pages(address: int, num_bytes: int) -> None:
+    """Distribute pages that are not allocated yet evenly over the nodes.
 
-    Threads that it starts inherit its CPUs.
+    address: aligned to a page. Does nothing if there is only one node, if the process has its own
+    policy (numactl), or if the system does not permit it.
     """
-    if has_affinity() and os.sched_getaffinity(0) != allowed_cpus():
-        os.sched_setaffinity(0, allowed_cpus())
+    nodes = _nodes()
+    if len(nodes) < 2:
+        return
+    mask = (ctypes.c_ulong * (_MAX_NODES // 64))()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    mbind, _ = _NUMBERS[platform.machine()]
+    failed = _call(mbind, address, num_bytes, _INTERLEAVE, ctypes.addressof(mask), _MAX_NODES + 1)
+    if failed:
+        logger.info("Pages are not distributed over memory nodes: %s.", os.strerror(failed))
+
+
+def find_nodes(cpus: Set[int]) -> Set[int]:
+    """Return the nodes that have some of `cpus` and on which the process may allocate memory."""
+    nodes = {
+        int(folder.name.removeprefix("node"))
+        for folder in _NODE_FOLDER.glob("node[0-9]*")
+        if cpus & _parse_list(read_system_file(folder / "cpulist"))
+    }
+    for line in read_system_file(_STATUS).splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            nodes &= _parse_list(line.partition(":")[2])
+    return frozenset(node for node in nodes if node < _MAX_NODES)
 
 
 def _num_physical(cpus: Set[int]) -> int:
@@ -86,40 +106,37 @@ def _num_physical(cpus: Set[int]) -> int:
     return len(core_ids)
 
 
-def _is_bound() -> bool:
-    return "torch" in sys.modules and any(os.environ.get(name) for name in BINDING_VARIABLES)
-
-
-def _read_mask() -> Set[int]:
-    """Return the affinity mask.
-
-    If OpenMP has bound this thread, return the CPUs of OpenMP's places.
-    """
-    if not has_affinity():
+@cache
+def _nodes() -> Set[int]:
+    """Return the nodes over which to distribute memory; empty if it stays where it is written."""
+    is_known = sys.platform == "linux" and platform.machine() in _NUMBERS
+    if not is_known or not _has_default_policy():
         return frozenset()
-    mask = os.sched_getaffinity(0)
-    cpus = _openmp_cpus() if _is_bound() else frozenset[int]()
-    if not cpus:
-        return mask
-    os.sched_setaffinity(0, cpus)  # the system ignores CPUs that do not exist or are not allowed
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, mask)
-    return allowed
+    nodes = find_nodes(allowed_cpus())
+    if len(nodes) > 1:
+        logger.info("Memory is distributed over the nodes %s.", sorted(nodes))
+    return nodes
 
 
-def _openmp_cpus() -> Set[int]:
-    """Return the CPUs over which the OpenMP runtime of this process distributes threads."""
-    maps = Path("/proc/self/maps")
-    lines = maps.read_text().splitlines() if maps.exists() else []
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
-    cpus: set[int] = set()
-    for path in paths:
-        openmp = ctypes.CDLL(path)
-        for index in range(openmp.omp_get_num_places()):
-            ids = (ctypes.c_int * openmp.omp_get_place_num_procs(index))()
-            openmp.omp_get_place_proc_ids(index, ids)
-            cpus.update(ids)
-    return cpus
+def _has_default_policy() -> bool:
+    policy = ctypes.c_int(-1)
+    _, get_policy = _NUMBERS[platform.machine()]
+    failed = _call(get_policy, ctypes.addressof(policy), 0, 0, 0, 0)
+    return not failed and policy.value == _DEFAULT_POLICY
 
 
-_before_torch = _read_mask()
+def _call(number: int, *arguments: int) -> int:
+    """Make a system call. Return 0 or its error number."""
+    values = [ctypes.c_long(value) for value in (number, *arguments, 0)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    return ctypes.get_errno() if libc.syscall(*values) else 0
+
+
+def _parse_list(text: str) -> Set[int]:
+    """Return the numbers of a list of the system, such as "0-3,8"."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers

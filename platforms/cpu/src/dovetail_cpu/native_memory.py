@@ -6,6 +6,7 @@ import ctypes
 import mmap
 
 from dovetail.errors import CapacityError
+from dovetail_cpu.cores import spread_pages
 from dovetail_cpu_kernels import library
 
 _GIB = 1 << 30
@@ -28,6 +29,7 @@ class NativeMemory:
                 f"Cannot allocate {num_bytes / _GIB:.2f} GiB for packed weights. Free "
                 "memory, or choose a smaller model or quantization."
             )
+        spread_pages(self.address, num_bytes)
 
     def touch(self, start: int, num_bytes: int) -> None:
         """Allocate the pages of a part that is not in use, by writing zeros.

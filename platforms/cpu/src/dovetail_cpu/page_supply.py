@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -56,10 +57,14 @@ class PageSupply:
             return
         self._wanted = min(self._num_rows, row + self._rows_ahead)
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._supply, name="dovetail-page-supply", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._supply, name="dovetail-page-supply", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process may have no more threads
+                logger.warning("Pages of the KV cache are not allocated ahead of use: %s.", error)
+                self._wanted = self._num_rows
+                return
+            self._thread = thread
         self._wake.release()
 
     def close(self) -> None:
@@ -72,7 +77,9 @@ class PageSupply:
 
     def _supply(self) -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            # Elsewhere the id of a thread could be that of another process.
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         done = 0
         while not self._closing and done < self._num_rows:
             self._wake.acquire()

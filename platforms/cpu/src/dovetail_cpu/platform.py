@@ -1,6 +1,7 @@
 """The CPU platform. By default it does not use all memory, because other programs need some.
 
-This module imports `cores` before torch is imported; `cores` explains why.
+This module imports `dovetail.processes.affinity` before torch is imported; that module explains
+why.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.machine import read_cgroup_limits
-from dovetail_cpu.cores import has_affinity
+from dovetail.processes.affinity import has_affinity
 
 if TYPE_CHECKING:
     from dovetail.config import RequestedConfig

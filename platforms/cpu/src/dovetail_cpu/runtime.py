@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail_cpu.cores import ThreadChoice, default_threads, unbind_thread
+from dovetail.processes.affinity import unbind_thread
+from dovetail_cpu.cores import ThreadChoice, default_threads, spread_pages
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.rank_memory import share_memory
 from dovetail_cpu.rank_sockets import connect_ranks
-from dovetail_cpu.thread_supply import start_threads
+from dovetail_cpu.thread_supply import start_team, start_threads
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -45,7 +46,7 @@ class CPURuntime:
 
     def __init__(self) -> None:
         self._base_bytes = 0
-        self.num_threads = default_threads(1).number
+        self.num_threads = self._team_size = default_threads(1).number
         self.num_sharing = 1
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
@@ -63,23 +64,23 @@ class CPURuntime:
         library = find_library()
         if library is not None:
             unbind_thread()
-            library.dk_set_num_threads(self._team_size())
+            self._team_size = start_team(library, min(self.num_threads, _MAX_TEAM))
         return torch.device("cpu")
 
     def leave_cores_to_team(self) -> None:
         """Restrict torch to one thread: two teams of spinning threads would double the time."""
         torch.set_num_threads(1)
-        team_size = self._team_size()
-        logger.info("Native kernels compute on %d threads, torch on one.", team_size)
-        if team_size < self.num_threads:
+        logger.info("Native kernels compute on %d threads, torch on one.", self._team_size)
+        if self._team_size < self.num_threads:
+            reason = "their team has no more threads"
+            if self._team_size < _MAX_TEAM:
+                reason = "the system permits no more (ulimit -u, pids.max of the cgroup)"
             logger.warning(
-                "The native kernels use %d of %d threads, because their team has no more threads.",
-                team_size,
+                "The native kernels use %d of %d threads, because %s.",
+                self._team_size,
                 self.num_threads,
+                reason,
             )
-
-    def _team_size(self) -> int:
-        return min(self.num_threads, _MAX_TEAM)
 
     def total_memory_bytes(self) -> int:
         """Return this process's part of the memory of the machine or of its cgroup."""
@@ -152,6 +153,7 @@ def lazy_zeros(num_bytes: int) -> torch.Tensor:
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapped = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE_BYTES, flags=kind)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    spread_pages(whole.data_ptr(), len(whole))
     border = _HUGE_PAGE_BYTES + -whole.data_ptr() % _HUGE_PAGE_BYTES
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_NOHUGEPAGE, 0, border)

@@ -139,6 +139,7 @@ void* run_worker(void* opaque) {
       // The team may have grown since the caller counted its threads.
       if (thread < team.region_threads) team.fn(team.body, thread);
       leave_region(self);
+      if (must_pause(self)) last = 0;  // it may have left pieces: it joins again after the pause
       idle = 0;
     } else if (++idle < kWorkerSpins) {
       relax();

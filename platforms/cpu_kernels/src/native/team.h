@@ -24,7 +24,8 @@ constexpr int kMaxThreads = 64;
 // Threads of the team, including the caller.
 int num_threads();
 
-// Run fn(body) on the caller, thread 0, and on the workers that join; return when all finished.
+// Run fn(body) on the caller, thread 0, and on the workers that join, maybe several times; return
+// when all finished.
 // Each has an index in [0, threads), also if the team grows meanwhile. fn returns the number of
 // pieces that it did.
 using RegionFunction = int64_t (*)(void* body, int thread);
@@ -73,9 +74,10 @@ class Pieces {
   Share shares_[kMaxThreads];
 };
 
-// Run body(next) once on each thread that joins; `next(begin, end)` claims its pieces of [0,
-// num_items), at most `grain` items each, until it returns false. For bodies with a setup step
-// per thread. Throws NoMemory if a thread did: then the others have done its pieces or not.
+// Run body(next) on each thread that joins, again if the thread has paused; `next(begin, end)`
+// claims its pieces of [0, num_items), at most `grain` items each, until it returns false. For
+// bodies with a setup step per thread. Throws NoMemory if a thread did: then the others have done
+// its pieces or not.
 template <class F>
 void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   const int threads = num_threads();

@@ -102,10 +102,13 @@ class PackedCache:
             PackedEntry(name=name, form=_method(layer).packed_form(layer))
             for name, layer in self._layers.items()
         ]
-        self._saving = threading.Thread(
-            target=self._write, args=(entries,), name="dovetail-packed-cache"
-        )
-        self._saving.start()
+        saving = threading.Thread(target=self._write, args=(entries,), name="dovetail-packed-cache")
+        try:
+            saving.start()
+        except RuntimeError as error:  # the process may have no more threads
+            logger.warning("Packed weights cannot be cached in %s: %s.", self._folder.path, error)
+        else:
+            self._saving = saving
 
     def wait(self) -> None:
         """Wait until the writer thread has finished."""

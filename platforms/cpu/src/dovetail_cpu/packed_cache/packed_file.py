@@ -90,7 +90,11 @@ class PackedFile:
             return zlib.crc32(self.forms[name]) == self.checksums[name]
 
         with ThreadPoolExecutor(num_threads) as pool:
-            for name, valid in zip(order, pool.map(is_valid, order), strict=True):
+            try:
+                results = pool.map(is_valid, order)
+            except RuntimeError:  # the process may have no more threads
+                results = map(is_valid, order)
+            for name, valid in zip(order, results, strict=True):
                 if not valid:
                     raise PackedFileError(f"the checksum of {name} is wrong")
 

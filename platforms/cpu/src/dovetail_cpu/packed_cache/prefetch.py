@@ -37,7 +37,10 @@ class PackedPrefetch:
         self._thread = threading.Thread(
             target=self._verify, args=(file,), name="dovetail-packed-prefetch", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process may have no more threads; the worker reads the file
+            self._file = None
 
     def take(self, fd: int) -> PackedFile | None:
         """Return the verified packed weights if they are those of the open file `fd`, else None.
@@ -45,7 +48,7 @@ class PackedPrefetch:
         Waits for the verification. None also if it failed, so that the caller reads the file itself
         and reports the reason.
         """
-        if self._identity != _identity_of(fd):
+        if self._file is None or self._identity != _identity_of(fd):
             self.cancel()
             return None
         self._thread.join()

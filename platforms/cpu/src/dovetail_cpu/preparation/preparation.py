@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.errors import DovetailError
 from dovetail.machine import read_memory
-from dovetail_cpu.cores import allowed_cpus
+from dovetail.processes.affinity import allowed_cpus
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.folder import chosen_folder
@@ -97,7 +97,8 @@ def _early_memory(model_dir: Path) -> EarlyMemory | None:
     from dovetail_cpu.preparation.early_memory import EarlyMemory  # needs the native kernels
 
     memory = read_memory()
-    with suppress(DovetailError, OSError):
+    # RuntimeError: the process may have no more threads.
+    with suppress(DovetailError, OSError, RuntimeError):
         num_bytes = sum(path.stat().st_size for path in find_weight_files(model_dir))
         available = min(memory.get("available", 0), memory.get("limit", 1 << 62))
         if _MIN_EARLY_BYTES <= num_bytes <= _MEMORY_SHARE * available:

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dovetail_cpu.cores import BINDING_VARIABLES
+from dovetail.processes.affinity import BINDING_VARIABLES
 
 _FIRST, _LARGE = "libtorch_global_deps.so", "libtorch_cpu.so"
 
@@ -27,7 +27,10 @@ def preload_torch() -> threading.Thread | None:
     if folder is None:
         return None
     thread = threading.Thread(target=_load, args=(folder,), name="dovetail-torch-libraries")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the process may have no more threads; `import torch` loads them
+        return None
     return thread
 
 

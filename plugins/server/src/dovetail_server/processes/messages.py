@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.transport.packets import receive_packet, send_packet
+
 MAX_BYTES = 1 << 16
 
 
@@ -76,7 +78,7 @@ _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 def send(channel: socket.socket, message: Message) -> None:
     """Send a message. Do nothing if the other process has ended or does not read."""
     try:
-        channel.send(msgspec.json.encode(message))
+        send_packet(channel, msgspec.json.encode(message))
     except (BlockingIOError, BrokenPipeError, ConnectionResetError):
         return
 
@@ -84,7 +86,7 @@ def send(channel: socket.socket, message: Message) -> None:
 def receive(channel: socket.socket) -> Message | None:
     """Return the next message or None. Raises EOFError if the other process closed the socket."""
     try:
-        packet = channel.recv(MAX_BYTES)
+        packet, _ = receive_packet(channel, MAX_BYTES)
     except BlockingIOError:
         return None
     except ConnectionResetError:

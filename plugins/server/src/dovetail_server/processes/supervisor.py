@@ -14,6 +14,7 @@ import uvloop
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.processes.child_process import ChildProcess, error_of, start_child
+from dovetail.transport.packets import packet_pair
 from dovetail_server.lifecycle.shutdown import SIGNALS
 from dovetail_server.processes.messages import (
     Answer,
@@ -195,7 +196,7 @@ class Supervisor:
                 self._places[index] = self._start(index, now_s)
 
     def _start(self, index: int, now_s: float) -> APIProcess:
-        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_end, child_end = packet_pair()
         parent_end.setblocking(False)
         public, admin = self._listeners.public, self._listeners.admin
         start = Start(
