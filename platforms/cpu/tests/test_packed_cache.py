@@ -301,9 +301,10 @@ def test_a_process_without_more_threads_starts_and_maps_cached_weights(
         assert "can't start new thread" in text and not (tmp_path / "cache").exists()
     start()
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    again = start()
-    assert again.is_restored and not warnings(caplog)
-    assert torch.equal(again.logits_TV, first.logits_TV)
+    for prefetches in (False, True):
+        again = start(prefetches=prefetches)
+        assert again.is_restored and not warnings(caplog)
+        assert torch.equal(again.logits_TV, first.logits_TV)
 
 
 def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start, tmp_path, caplog):

@@ -15,7 +15,7 @@ from dovetail.config import EngineArgs
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.packed_cache.packed_file import PackedFile
 from dovetail_cpu.platform import CPUPlatform
-from dovetail_cpu.preparation import preparation
+from dovetail_cpu.preparation import preparation, torch_libraries
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 if probe_fast().usable:
@@ -203,3 +203,12 @@ def test_packed_weights_use_other_memory_if_the_early_memory_is_too_small():
     view = arena.take(2 << 20)
     assert bytes(view[-4:]) == bytes(4)
     assert arena.take(1 << 20).nbytes == 1 << 20
+
+
+def test_without_a_thread_the_import_of_torch_loads_its_libraries(monkeypatch, tmp_path):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(torch_libraries, "_library_folder", lambda: tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert torch_libraries.preload_torch() is None
