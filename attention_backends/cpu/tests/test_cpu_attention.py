@@ -351,26 +351,6 @@ def test_nan_in_one_request_does_not_affect_other_requests(level, dtype):
 
 
 @needs_library
-def test_the_floating_point_mode_of_the_host_does_not_change_attention(level):
-    """The values are subnormal: a host may count such numbers as zero in its threads."""
-    native.set_num_threads(3)
-    outs = []
-    for flushes in (False, True):
-        rows = Rows((300, 40), num_heads=4, num_kv_heads=2, head_size=32).with_cache("bfloat16")
-        for qkv in rows.qkv:
-            qkv[:, -2:] = (qkv[:, -2:].float() * 1e-38).bfloat16()
-        try:
-            torch.set_flush_denormal(flushes)
-            rows.step((290, 39)).step((9, 1)).step((1, 0))
-        finally:
-            torch.set_flush_denormal(False)
-        outs.append([out.view(torch.int16) for out in rows.out])
-    assert all(map(torch.equal, *outs))
-    if native.LEVELS[level] in ("portable", "avx2"):
-        assert outs[0][0][300 - 10 :].count_nonzero()
-
-
-@needs_library
 def test_a_cached_token_of_zeros_has_a_scale_of_zero():
     rows = Rows((9,), num_heads=4, num_kv_heads=2).with_cache("int8")
     rows.qkv[0].zero_()
