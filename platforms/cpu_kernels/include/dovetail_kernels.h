@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented whenever a struct or a function changes. */
-#define DK_ABI_VERSION 15
+#define DK_ABI_VERSION 16
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
 #define DK_PACK_VERSION 3
 
@@ -82,7 +82,9 @@ DK_API void dk_record_free(const dk_call* calls);
  * Weights of [N, K] in panels of 32 output columns, K contiguous within a panel, padded with
  * zeros. All kinds but bf16 have codes of 4 or 8 bits in groups of consecutive k with a scale, and
  * some a minimum, per column and group: weight = scale * code + minimum. Activations are quantized
- * dynamically to int8, with a float scale per token and group.
+ * dynamically to int8, with a float scale per token and group. With DK_REFINE a group of a token
+ * whose scale is above 2 times (DK_REFINE_MOST: 0.7 times) the mean scale of the token's groups has
+ * 15 bits, which costs a second product with the weights of this group.
  *
  * int8: symmetric, a bf16 scale per group of 32. int4: a bf16 scale of either sign per group of
  * `group` (32, 64, 128). The others are the block types of GGUF files with their own codes, scales
@@ -115,7 +117,9 @@ enum {
   DK_GELU = 16,         /* the operation's activation: x * (1 + erf(x / sqrt(2))) / 2 */
   DK_GELU_TANH = 32,    /* its approximation x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
   DK_RELU = 64,
-  DK_SILU = 128
+  DK_SILU = 128,
+  DK_REFINE = 256,     /* of the operation: activations in groups with a large scale have 15 bits */
+  DK_REFINE_MOST = 512 /* those in most groups do; at most one of the two, and not for bf16 */
 };
 
 /* Bytes of packed weights. `group` is used for int4 only; of `flags` only DK_GATE_UP. */

@@ -14,6 +14,8 @@ struct Shape {
   int64_t kind, M, N, K, group, flags, outputs, ldw, ldx, ldy;
 };
 
+constexpr int64_t kRefinements[] = {0, DK_REFINE, DK_REFINE_MOST};
+
 Shape random_shape(Random& random, int64_t kind) {
   static const int64_t groups[] = {32, 64, 128};
   Shape s{};
@@ -27,6 +29,7 @@ Shape random_shape(Random& random, int64_t kind) {
   if (s.flags & DK_GATE_UP) s.N += s.N % 2;
   static const int64_t activations[] = {0, 0, DK_GELU, DK_GELU_TANH, DK_RELU, DK_SILU};
   if (!(s.flags & DK_GATE_UP)) s.flags |= activations[random.below(6)];
+  if (kind != DK_BF16) s.flags |= kRefinements[random.below(3)];
   s.outputs = s.flags & DK_GATE_UP ? s.N / 2 : s.N;
   s.ldw = s.K + random.below(3);
   s.ldx = s.K + random.below(5);
@@ -167,8 +170,9 @@ DK_CASE(linear_blocks) {
                                  ld,            0,             0,          type.kind};
   dk_pack_linear_blocks(&pack);
   cases::check(nonfinite >= 0 && nonfinite <= 2 * N * num_blocks, "the number of bad scales");
+  const int64_t flags = DK_OUT_F32 | kRefinements[random.below(3)];
   const dk_linear_args args{x.data(), packed.data(), nullptr, nullptr, y.data(), M, N, K, K, N, 0,
-                            0,        DK_OUT_F32,    type.kind};
+                            0,        flags,         type.kind};
   dk_linear_blocks(&args);
   // Nothing of the first blocks may be left in the packed memory.
   memset(blocks.data(), 0, blocks.size());

@@ -166,7 +166,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         return self.model(input_ids_T, positions_T, attention)
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Return the logits, [S, V], in the model's dtype."""
+        """Return the logits, [S, V], in the dtype of the LM head's outputs."""
         logits_SV = self.lm_head(hidden_SD)
         if self.logit_scale != 1:
             logits_SV = logits_SV * self.logit_scale

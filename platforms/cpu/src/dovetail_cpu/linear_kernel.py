@@ -15,12 +15,10 @@ import torch
 
 from dovetail_cpu.native_memory import NativeMemory
 from dovetail_cpu_kernels.experts import ExpertsArgs
-from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
+from dovetail_cpu_kernels.linear import OUT_F32, PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
 from dovetail_cpu_kernels.ops import op
 from dovetail_torch.layers.expert_groups import activate, group_tokens
-
-_Y_BYTES = 2  # of a bfloat16 output
 
 ALIGNMENT_BYTES = 4096
 """Alignment of packed weights: one page, as in cached files."""
@@ -71,7 +69,7 @@ class LinearKernel:
     specs: descriptions of the packed weights that are stacked along O, in the order of `form`.
     form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None. limit,
     alpha: parameters of the activation of a weight with gate and up projections
-    (`dovetail.interfaces.ops.ExpertWeights`).
+    (`dovetail.interfaces.ops.ExpertWeights`). dtype: of the outputs, bfloat16 or float32.
     """
 
     def __init__(
@@ -82,19 +80,24 @@ class LinearKernel:
         *,
         limit: float = 0.0,
         alpha: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.form = form
         self._bias_O = bias_O
+        self._dtype = dtype
         self._out_features = sum(spec.num_outputs for spec in specs)
         self._calls = []
         address, column = address_of(form), 0
+        output_flag = OUT_F32 if dtype == torch.float32 else 0
         for spec in specs:
             args = new_args(spec, address)
+            args.flags |= output_flag
             args.ldy = self._out_features
             args.limit, args.alpha = limit, alpha
             if bias_O is not None:
                 args.bias = bias_O[column:].data_ptr()
-            self._calls.append((operation(spec.kind), args, column * _Y_BYTES, args.flags))
+            offset = column * dtype.itemsize
+            self._calls.append((operation(spec.kind), args, offset, args.flags))
             address += spec.num_bytes
             column += spec.num_outputs
 
@@ -106,7 +109,7 @@ class LinearKernel:
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
         num_tokens = x_TI.shape[0]
-        y_TO = torch.empty((num_tokens, self._out_features), dtype=torch.bfloat16)
+        y_TO = torch.empty((num_tokens, self._out_features), dtype=self._dtype)
         x, y, ldx = x_TI.data_ptr(), y_TO.data_ptr(), x_TI.stride(0)
         for call, args, offset, flags in self._calls:
             args.x = x

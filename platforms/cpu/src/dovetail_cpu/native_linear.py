@@ -35,6 +35,7 @@ from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
 from dovetail_cpu_kernels.library import PACK_VERSION
 from dovetail_cpu_kernels.linear import ACTIVATION_FLAGS, BF16, PackedLinear
+from dovetail_torch.layers.embedding import ParallelLMHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,10 @@ class NativeLinearMethod(OneDNNLinearMethod):
     def _use(self, layer: nn.Module, form: memoryview) -> None:
         runs, num_experts = self._runs(layer), layer.packed_shape.num_experts
         if num_experts == 1:
-            layer.kernel = LinearKernel([run.spec for run in runs], form, layer.bias)
+            # Logits are not rounded to bfloat16: samplers compute in float32.
+            dtype = torch.float32 if isinstance(layer, ParallelLMHead) else torch.bfloat16
+            packed = [run.spec for run in runs]
+            layer.kernel = LinearKernel(packed, form, layer.bias, dtype=dtype)
             return
         num_parts = len(layer.packed_shape.part_names) // num_experts
         specs: list[list[PackedLinear]] = [[] for _ in range(num_experts)]
@@ -139,7 +143,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         borrowed.clear()
 
     def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return x · Wᵀ + b, contiguous."""
+        """Return x · Wᵀ + b, contiguous; the logits of an LM head in float32."""
         kernel = layer.kernel
         if kernel is None:
             return super().apply(layer, x_TI)
@@ -208,7 +212,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         if spec is None or shape.num_experts == 1:
             return spec
         gate_up = len(shape.part_names) == 2 * shape.num_experts
-        return replace(spec, N=spec.N // shape.num_experts, gate_up=gate_up)
+        return replace(spec, N=spec.N // shape.num_experts, gate_up=gate_up, refine=0)
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
         """Return how the layer's weight is packed, or None for a dtype without kernels."""

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+RefinedGroups = Literal["none", "large", "most"]
+
 
 class CPUWorkerOptions(BaseModel):
     """Options of the `cpu` worker.
@@ -27,11 +29,25 @@ class CPUWorkerOptions(BaseModel):
 
 
 class Int8Options(BaseModel):
-    """Options of the `int8` linear method. head: the format of the LM head's weights."""
+    """Options of the `int8` linear method.
+
+    head: the format of the LM head's weights. refined_groups: groups of activations that have 15
+        bits instead of 8: those with a "large" scale, "most" groups, or "none". More is slower and
+        more accurate.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     head: Literal["int8", "bfloat16"] = "int8"
+    refined_groups: RefinedGroups = "large"
+
+
+class GGUFOptions(BaseModel):
+    """Options of the `gguf` linear method. refined_groups: as in `Int8Options`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    refined_groups: RefinedGroups = "most"
 
 
 class Int4Options(BaseModel):

@@ -3,7 +3,8 @@
 Weights have one scale per output feature and group of input features; activations have one scale
 per token and group. A group has 32 features for int8 and GGUF blocks (16 for Q6_K), `group_size`
 for int4. Rounds to nearest; the kernels' header defines the formats. Inputs and outputs are
-bfloat16.
+bfloat16, logits float32. `int8` and `gguf` round activations of groups with a large scale to 15
+bits, except those of experts: these groups have most of the error.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.native_linear import NativeLinearMethod, Run
-from dovetail_cpu.options import Int4Options, Int8Options, Q4KOptions
+from dovetail_cpu.options import GGUFOptions, Int4Options, Int8Options, Q4KOptions
 from dovetail_cpu_kernels.linear import (
     BF16,
     BLOCK_BYTES,
     INT4,
     INT8,
     KIND_NAMES,
+    REFINE,
+    REFINE_MOST,
     ROUNDED,
     PackedLinear,
 )
 from dovetail_torch.layers.embedding import ParallelLMHead
 from dovetail_torch.layers.linear import BlockWeight
 
+_REFINE = {"none": 0, "large": REFINE, "most": REFINE_MOST}
 _KINDS = {
     "bfloat16": BF16,
     "int8": INT8,
@@ -45,15 +49,15 @@ _KINDS = {
 class QuantizedLinearMethod(NativeLinearMethod):
     """The base class. name: value of `quantization`.
 
-    group_size: the group size of int4, otherwise 0.
+    group_size: the group size of int4, otherwise 0. refine: as in `PackedLinear`.
     """
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
 
-    def __init__(self, *, head: str, group_size: int = 0) -> None:
+    def __init__(self, *, head: str, group_size: int = 0, refine: int = 0) -> None:
         super().__init__()
-        self._head, self._group_size = head, group_size
+        self._head, self._group_size, self._refine = head, group_size, refine
 
     def packed_format(self) -> str:
         """Return format, version and options."""
@@ -75,6 +79,7 @@ class QuantizedLinearMethod(NativeLinearMethod):
             K=shape.in_features,
             group=self._group_size if kind == INT4 else 0,
             rounds=KIND_NAMES[kind] in ROUNDED,
+            refine=self._refine,
         )
 
     def _kind(self, name: str, in_features: int) -> int:
@@ -83,13 +88,14 @@ class QuantizedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantizedLinearMethod):
-    """Uses eight bits per weight and activation. Both have one scale for each group of 32."""
+    """Uses eight bits per weight and most activations, with one scale for each group of 32."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(head=Int8Options(**(options or {})).head)
+        chosen = Int8Options(**(options or {}))
+        super().__init__(head=chosen.head, refine=_REFINE[chosen.refined_groups])
 
 
 class Int4LinearMethod(QuantizedLinearMethod):
@@ -138,6 +144,10 @@ class GGUFLinearMethod(NativeLinearMethod):
 
     provides: ClassVar[frozenset[str]] = NativeLinearMethod.provides | {"quantization.gguf"}
 
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._refine = _REFINE[GGUFOptions(**(options or {})).refined_groups]
+
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint. Rows of blocks are not written."""
         super().create(layer, shape)
@@ -161,7 +171,12 @@ class GGUFLinearMethod(NativeLinearMethod):
         for _, group in groupby(range(len(kinds)), key=lambda n: (n // num_parts, kinds[n])):
             numbers = list(group)
             num_rows = sum(shape.part_sizes[number] for number in numbers)
-            spec = PackedLinear(kind=kinds[numbers[0]], N=num_rows, K=shape.in_features)
+            spec = PackedLinear(
+                kind=kinds[numbers[0]],
+                N=num_rows,
+                K=shape.in_features,
+                refine=self._refine if shape.num_experts == 1 else 0,
+            )
             runs.append(Run(spec=spec, parts=range(numbers[0], numbers[-1] + 1)))
         return runs
 

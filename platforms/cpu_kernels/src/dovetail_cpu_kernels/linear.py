@@ -15,6 +15,8 @@ BF16, INT8, INT4 = 0, 1, 2
 GATE_UP, OUT_F32, BATCH_INVARIANT, ROUND = 1, 2, 4, 8
 ACTIVATION_FLAGS = {"gelu": 16, "gelu_tanh": 32, "relu": 64, "silu": 128}
 """The flag of each activation that the operation applies to its output, without GATE_UP."""
+REFINE, REFINE_MOST = 256, 512
+"""Flags: activations in groups with a large scale have 15 bits; those of most groups."""
 INT4_GROUPS = (32, 64, 128)
 BLOCK_BYTES = {
     "Q4_0": (32, 18),
@@ -79,7 +81,7 @@ class PackedLinear:
     kind: an index of KIND_NAMES. group: number of input features per scale, for INT4 only. gate_up:
     the first half of the rows is the gate projection, the second half the up projection, and the
     operation returns silu(gate) * up, N / 2 columns. rounds: whether a weight in bf16 is rounded to
-    blocks of the type.
+    blocks of the type. refine: 0, REFINE or REFINE_MOST; the packed bytes do not depend on it.
     """
 
     kind: int
@@ -88,6 +90,7 @@ class PackedLinear:
     group: int = 0
     gate_up: bool = False
     rounds: bool = False
+    refine: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that cannot be packed."""
@@ -120,8 +123,9 @@ class PackedLinear:
 
     @property
     def flags(self) -> int:
-        """Flags that must be the same for packing and multiplying."""
-        return (GATE_UP if self.gate_up else 0) | (ROUND if self.rounds else 0)
+        """Flags of packing and multiplying."""
+        packing = (GATE_UP if self.gate_up else 0) | (ROUND if self.rounds else 0)
+        return packing | (self.refine if self.kind != BF16 else 0)
 
     @property
     def num_outputs(self) -> int:

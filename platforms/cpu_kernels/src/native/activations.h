@@ -3,7 +3,8 @@
 // Quantization is symmetric: scale = max |x| / 127, rounded up to 16 bits, q = x / scale to nearest
 // even. A group whose maximum is below 1e-30 becomes zeros with scale 0. One with a NaN, an
 // infinity or a number beyond 1e33 becomes zeros with scale NaN, so that its results are NaN and
-// not plausible numbers.
+// not plausible numbers. A refined group has the same scale, and x / scale is rounded to a multiple
+// of 1 / 128: to q + low / 128, a byte each.
 #pragma once
 #include "linear.h"
 #include "simd.h"
@@ -27,6 +28,9 @@ DK_INLINE GroupScale scale_of(uint32_t largest_bits) {
   memcpy(&scale, &bits, 4);
   return {scale, 1.0f / scale};
 }
+
+constexpr int kLowBits = 7;
+constexpr float kLowScale = 1.0f / (1 << kLowBits);
 
 // The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.
 DK_INLINE int32_t nearest(float x) {
@@ -59,6 +63,24 @@ DK_INLINE uint32_t largest_of(const uint16_t* x, int64_t n) {
   return largest;
 }
 
+#if DK_LEVEL == 1
+// Store the low bytes of a, then of b.
+DK_INLINE void store_bytes(VI a, VI b, int8_t* q) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 0, 0, 1, 5, 0, 0);
+  // Packing works within 128-bit halves: 4-byte pieces come out as a0 b0 . . a1 b1 . .
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), zero_int());
+  const __m256i sorted = _mm256_permutevar8x32_epi32(bytes, order);
+  const __m128i low = _mm256_castsi256_si128(sorted), high = _mm256_extracti128_si256(sorted, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_unpacklo_epi64(low, high));
+}
+DK_INLINE int32_t sum_of(VI v) {
+  int32_t lanes[kWidth], total = 0;
+  store_int(lanes, v);
+  for (const int32_t each : lanes) total += each;
+  return total;
+}
+#endif
+
 // q[0, n) = x * inverse to nearest even; returns the sum of q. Results are at most 127 in
 // magnitude.
 DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_t* q) {
@@ -74,24 +96,60 @@ DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_
   total = _mm512_reduce_add_epi32(sum);
 #elif DK_LEVEL == 1
   VI sum = zero_int();
-  const __m256i order = _mm256_setr_epi32(0, 4, 0, 0, 1, 5, 0, 0);
   for (; k + 16 <= n; k += 16) {
     const VI a = round_to_int(mul(load_bf16(x + k), set1(inverse)));
     const VI b = round_to_int(mul(load_bf16(x + k + 8), set1(inverse)));
     sum = add_int(sum, add_int(a, b));
-    // Packing works within 128-bit halves: 4-byte pieces come out as a0 b0 . . a1 b1 . .
-    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), zero_int());
-    const __m256i sorted = _mm256_permutevar8x32_epi32(bytes, order);
-    const __m128i low = _mm256_castsi256_si128(sorted), high = _mm256_extracti128_si256(sorted, 1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k), _mm_unpacklo_epi64(low, high));
+    store_bytes(a, b, q + k);
   }
-  int32_t sums[kWidth];
-  store_int(sums, sum);
-  for (const int32_t each : sums) total += each;
+  total = sum_of(sum);
 #endif
   for (; k < n; ++k) {
     q[k] = static_cast<int8_t>(nearest(bf16_to_float(x[k]) * inverse));
     total += q[k];
+  }
+  return total;
+}
+
+// 128 q + low = x * inverse * 128 to nearest even; returns the sum of these numbers. q is at most
+// 127 in magnitude, low at most 64.
+DK_INLINE int32_t round_finely(const uint16_t* x, int64_t n, float inverse, int8_t* q,
+                               int8_t* low) {
+  constexpr int32_t kHalf = 1 << (kLowBits - 1);
+  const float factor = inverse * (1 << kLowBits);
+  int32_t total = 0;
+  int64_t k = 0;
+#if DK_LEVEL >= 2
+  VI sum = zero_int();
+  for (; k + 16 <= n; k += 16) {
+    const VI v = round_to_int(mul(load_bf16(x + k), set1(factor)));
+    const VI high = _mm512_srai_epi32(add_int(v, set1_int(kHalf)), kLowBits);
+    const VI rest = _mm512_sub_epi32(v, shift_left(high, kLowBits));
+    sum = add_int(sum, v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k), _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low + k), _mm512_cvtepi32_epi8(rest));
+  }
+  total = _mm512_reduce_add_epi32(sum);
+#elif DK_LEVEL == 1
+  VI sum = zero_int();
+  for (; k + 16 <= n; k += 16) {
+    VI high[2], rest[2];
+    DK_UNROLL for (int i = 0; i < 2; ++i) {
+      const VI v = round_to_int(mul(load_bf16(x + k + 8 * i), set1(factor)));
+      high[i] = _mm256_srai_epi32(add_int(v, set1_int(kHalf)), kLowBits);
+      rest[i] = _mm256_sub_epi32(v, shift_left(high[i], kLowBits));
+      sum = add_int(sum, v);
+    }
+    store_bytes(high[0], high[1], q + k);
+    store_bytes(rest[0], rest[1], low + k);
+  }
+  total = sum_of(sum);
+#endif
+  for (; k < n; ++k) {
+    const int32_t v = nearest(bf16_to_float(x[k]) * factor), high = (v + kHalf) >> kLowBits;
+    q[k] = static_cast<int8_t>(high);
+    low[k] = static_cast<int8_t>(v - high * (1 << kLowBits));
+    total += v;
   }
   return total;
 }

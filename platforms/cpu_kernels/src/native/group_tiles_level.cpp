@@ -2,7 +2,7 @@
 //
 // A product of tiles has the codes of a group and 16 rows. Its sums are as exact as those of
 // linear_groups_level.cpp, and the same floating point operations follow in the same order: bits
-// are equal. Packed activations: [tile of 16 rows][group][row][k of the group].
+// are equal. Packed activations and their low parts: [tile of 16 rows][group][row][k of the group].
 #include "group_activations.h"
 #include "group_scales.h"
 #include "linear_epilogue.h"
@@ -62,7 +62,9 @@ DK_INLINE void write_signed_codes(const TileBlock& block) {
   }                                                                              \
   inputs += kTileRows * group;                                                   \
   codes += kTileColumns * group;                                                 \
-  _tile_stored(number, products + number * kTileRows * kTileColumns, kTileRowBytes);
+  _tile_stored(number, products + number * kProducts, kTileRowBytes);
+
+constexpr int64_t kProducts = kTileRows * kTileColumns;  // of a group
 
 // Multiplies the next groups, up to four at once. kOnePart: a group is one product of tiles.
 struct Multiplier {
@@ -81,15 +83,28 @@ struct Multiplier {
     if (num_groups > 2) { DK_MULTIPLY_GROUP(2) }
     if (num_groups > 3) { DK_MULTIPLY_GROUP(3) }
   }
+  template <bool kOnePart>
+  DK_INLINE void multiply_first(int32_t* products) {
+    const int64_t part = kOnePart ? group : this->part;
+    DK_MULTIPLY_GROUP(0)
+  }
 };
 #undef DK_MULTIPLY_GROUP
 
+// Add the products of low parts to those of a group, shifted. low: products of a tile.
+DK_INLINE void add_low_products(int32_t* products, const int32_t* low) {
+  for (int64_t i = 0; i < kProducts; i += kWidth) {
+    const VI high = shift_left(load_int(products + i), kLowBits);
+    store_int(products + i, add_int(high, load_int(low + i)));
+  }
+}
+
 // Add all groups of a block to the sums [rows][32], 16 rows and 16 columns after the other. The
-// next products are computed before the previous ones are scaled, also those of the next sums.
+// next products are computed before the previous ones are scaled, also those of the next sums;
+// those of low parts when they are needed.
 template <ScaleKind kKind, bool kMinima, bool kOnePart>
 __attribute__((noinline)) void add_block(const TileBlock& block, float* all_sums) {
   static_assert(kWidth == kTileColumns, "a vector has the columns of a tile");
-  constexpr int64_t kProducts = kTileRows * kTileColumns;
   const LinearJob& job = block.job;
   const int64_t group = job.format.group, num_parts = 2 * job.num_tiles();
   const auto multiplier_of = [&](int64_t number) {
@@ -97,7 +112,7 @@ __attribute__((noinline)) void add_block(const TileBlock& block, float* all_sums
     const char* const codes = block.codes + number % 2 * kBlockHalf;
     return Multiplier{job.activations + at * group, codes, group, kPartK};
   };
-  alignas(64) int32_t products[2 * kBatch * kProducts];
+  alignas(64) int32_t products[2 * kBatch * kProducts], low_products[kProducts];
   int32_t *done = products, *next = products + kBatch * kProducts;
   multiplier_of(0).template multiply<kOnePart>(block.num_groups, done);
   for (int64_t number = 0; number < num_parts; ++number) {
@@ -113,7 +128,9 @@ __attribute__((noinline)) void add_block(const TileBlock& block, float* all_sums
     DK_UNROLL for (int r = 0; r < kTileRows; ++r) {
       acc[r] = block.first ? load(sums + r * kPanel) : zero();
     }
-    Multiplier multiplier = multiplier_of(number);
+    Multiplier multiplier = multiplier_of(number), low = multiplier_of(number);
+    if (job.low) low.inputs += job.low - job.activations;
+    const uint8_t* has_low = job.low ? job.has_low + at / kTileRows : nullptr;
     multiplier.skip(kBatch);
     for (int64_t left = block.num_groups; left > 0; left -= kBatch) {
       if (left > kBatch) {
@@ -123,15 +140,25 @@ __attribute__((noinline)) void add_block(const TileBlock& block, float* all_sums
       }
       const int64_t num_groups = left < kBatch ? left : kBatch;
       for (int64_t g = 0; g < num_groups; ++g) {
-        const int32_t* const product = done + g * kProducts;
+        int32_t* const product = done + g * kProducts;
         const VF scale = scales.load<kKind>(half * kWidth);
         VF minimum = zero();
         if constexpr (kMinima) minimum = scales.load<kKind>(kColumns + half * kWidth);
-        DK_UNROLL for (int r = 0; r < kTileRows; ++r) {
-          const VF sum = mul(to_float(load_int(product + r * kWidth)), set1(row_scales[r]));
-          acc[r] = fma(sum, scale, acc[r]);
-          if constexpr (kMinima) acc[r] = fma(set1(row_sums[r]), minimum, acc[r]);
+        const auto add_rows = [&](auto row_scale) __attribute__((always_inline)) {
+          DK_UNROLL for (int r = 0; r < kTileRows; ++r) {
+            const VF sum = mul(to_float(load_int(product + r * kWidth)), row_scale(r));
+            acc[r] = fma(sum, scale, acc[r]);
+            if constexpr (kMinima) acc[r] = fma(set1(row_sums[r]), minimum, acc[r]);
+          }
+        };
+        if (has_low && *has_low++) {
+          Multiplier(low).multiply_first<kOnePart>(low_products);
+          add_low_products(product, low_products);
+          add_rows([&](int r) { return set1(row_scales[r] * kLowScale); });
+        } else {
+          add_rows([&](int r) { return set1(row_scales[r]); });
         }
+        low.skip(1);
         row_scales += kTileRows;
         row_sums += kTileRows;
         scales.next();
@@ -195,8 +222,13 @@ void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
   for (int64_t t = first_tile; t < end_tile; ++t) {
     const int64_t left = job.num_rows - t * kTileRows, rows = left < kTileRows ? left : kTileRows;
     auto* const q = reinterpret_cast<int8_t*>(job.activations) + t * kTileRows * padded_k;
-    if (rows < kTileRows) memset(q, 0, kTileRows * padded_k);
-    quantize_tile(job, t, rows, q, group, kTileRows * group);
+    auto* const low = job.low ? reinterpret_cast<int8_t*>(job.low) + t * kTileRows * padded_k
+                              : nullptr;
+    if (rows < kTileRows) {
+      memset(q, 0, kTileRows * padded_k);
+      if (low) memset(low, 0, kTileRows * padded_k);
+    }
+    quantize_tile(job, t, rows, q, low, group, kTileRows * group);
   }
 }
 

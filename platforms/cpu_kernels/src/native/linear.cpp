@@ -40,14 +40,21 @@ constexpr int64_t kSharedPacking = 8192;  // fewer activations are packed by the
 constexpr int64_t kPassesPerThread = 2;   // from so many on, threads have passes of their own
 constexpr int64_t kPanelsPerPiece = 8;
 
+// Groups of activations above this share of the mean scale have low parts, or 0.
+float refined_from(int64_t flags) {
+  return flags & DK_REFINE_MOST ? 0.7f : flags & DK_REFINE ? 2.0f : 0.0f;
+}
+
 // Sizes of a job's memory.
 struct Room {
-  int64_t packed_bytes, array_bytes;
+  int64_t packed_bytes, array_bytes, low_bytes, flags_bytes;
   Room(const LinearKernels& kernels, const LinearJob& job) {
     const int64_t rows = job.num_tiles() * job.tile_rows;
     const int64_t row_units = padded(job.num_units, kernels.unit_multiple);
     packed_bytes = padded(rows * row_units * kernels.unit_bytes, 64);
     array_bytes = padded(rows * job.num_groups * 4, 64);
+    low_bytes = job.refined_from ? packed_bytes + array_bytes : 0;
+    flags_bytes = job.refined_from ? padded(job.num_tiles() * job.num_groups, 64) : 0;
   }
 };
 
@@ -130,13 +137,16 @@ LinearJob Passes::job(const dk_linear_args& args, int64_t pass) const {
   job.tile_rows = tile_rows_;
   job.num_units = num_units_;
   job.format = group_format(kind_, args.group);
-  job.num_groups = kind_ == DK_BF16 ? 0 : num_units_ * 4 / job.format.group;
+  if (kind_ != DK_BF16) {
+    job.num_groups = num_units_ * 4 / job.format.group;
+    job.refined_from = refined_from(args.flags);
+  }
   return job;
 }
 
 int64_t memory_of(const LinearKernels& kernels, const LinearJob& job) {
   const Room room(kernels, job);
-  return room.packed_bytes + 4 * room.array_bytes;
+  return room.packed_bytes + 4 * room.array_bytes + room.low_bytes + room.flags_bytes;
 }
 
 void use_memory(const LinearKernels& kernels, LinearJob& job, char* memory) {
@@ -148,6 +158,10 @@ void use_memory(const LinearKernels& kernels, LinearJob& job, char* memory) {
   job.starts = reinterpret_cast<int32_t*>(array(1));
   job.start_products = reinterpret_cast<float*>(array(2));
   job.sums = reinterpret_cast<float*>(array(3));
+  if (job.refined_from == 0.0f) return;
+  job.low_starts = reinterpret_cast<int32_t*>(array(4));
+  job.low = array(5);
+  job.has_low = reinterpret_cast<uint8_t*>(job.low + room.packed_bytes);
 }
 
 }  // namespace dk

@@ -11,7 +11,8 @@
 // minima are [32] numbers of 16 bits; those of a group on the lower level [32] int8.
 // With DK_GATE_UP columns 0..15 of a panel are gates and 16..31 the ups of the same 16 outputs.
 // Packed activations: [tile of rows][unit][row], zero for padded rows and k; kernels choose the
-// bytes of a unit. Groups have a scale and other numbers in separate arrays.
+// bytes of a unit. Groups have a scale and other numbers in separate arrays. With DK_REFINE or
+// DK_REFINE_MOST, groups with a large scale have low parts: [row][k] or as the kernels choose.
 #pragma once
 #include "dispatch.h"
 
@@ -84,6 +85,12 @@ struct LinearJob {
   // contributes times the scale, negative, and the sum of the activations as rounded, for minima.
   int32_t* starts;
   float *start_products, *sums;
+  // Only if groups are refined: low parts, what the integer sum of a group gets before them, and
+  // for each [tile][group] the bits r % 8 of the rows r of the tile that have low parts.
+  char* low;
+  int32_t* low_starts;
+  uint8_t* has_low;
+  float refined_from;    // a row's groups have low parts above this share of its mean scale; or 0
 
   DK_INLINE int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }
 };

@@ -7,6 +7,9 @@
 // the product is exact, and a fused multiply-add subtracts it with one rounding. Groups are added
 // in ascending order by one fused multiply-add each, and one for minima, for any tile height: a
 // row's bits do not depend on the batch.
+//
+// Rows with low parts in a group: the exact sum is shifted, the products of the low parts are
+// added, and the sum is converted to float.
 #include <utility>
 
 #include "group_activations.h"
@@ -32,25 +35,26 @@ struct RowNumbers {
   const float *start_products, *sums;
 };
 
-// A group's sum times the row's scale, rounded once.
-DK_INLINE VF scaled(VI whole, VF scale, VF start_product) {
+using Whole = VI[kVectorsPerPanel];  // of a row
+using Scaled = VF[kVectorsPerPanel];
+
+// A group's sums times the row's scale, rounded once.
+DK_INLINE void scale_row(const Whole& whole, const RowNumbers& row, int r, Scaled& scaled) {
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
 #if DK_LEVEL >= 1
-  return fma(as_float(whole), scale, start_product);
+    scaled[v] = fma(as_float(whole[v]), set1(row.scales[r]), set1(row.start_products[r]));
 #else
-  static_cast<void>(start_product);
-  return mul(to_float(add_int(whole, set1_int(-kStartBits))), scale);
+    scaled[v] = mul(to_float(add_int(whole[v], set1_int(-kStartBits))), set1(row.scales[r]));
 #endif
+  }
 }
 
 template <ScaleKind kKind, int kRows, bool kMinima>
-DK_INLINE void add_scaled(VF (*acc)[kVectorsPerPanel], const VI (*whole)[kVectorsPerPanel],
+DK_INLINE void add_scaled(VF (*acc)[kVectorsPerPanel], const VF (*sums)[kVectorsPerPanel],
                           const Scales& from, const RowNumbers& row) {
   DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
     const VF scale = from.load<kKind>(v * kWidth);
-    DK_UNROLL for (int r = 0; r < kRows; ++r) {
-      const VF sum = scaled(whole[r][v], set1(row.scales[r]), set1(row.start_products[r]));
-      acc[r][v] = fma(sum, scale, acc[r][v]);
-    }
+    DK_UNROLL for (int r = 0; r < kRows; ++r) acc[r][v] = fma(sums[r][v], scale, acc[r][v]);
     if constexpr (kMinima) {
       const VF minimum = from.load<kKind>(kColumns + v * kWidth);
       DK_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -77,13 +81,54 @@ struct Codes {
   static constexpr int kPartBytes = kUnits * 4 * kBits / 8 * kColumns;
 };
 
-// Add the groups of a block to the sums [kRows][32] of a tile. kTiles: one of many tiles; otherwise
-// the weights are read once, as a stream.
-template <class Kind, int kRows, bool kTiles>
+// Add the products of a group's codes and activations. kStreams: prefetch codes that are read once.
+template <class Kind, int kRows, bool kStreams>
+DK_INLINE void multiply_group(const char* codes, const uint32_t* x, int64_t num_parts,
+                              Whole* whole) {
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const char* const from = codes + part * Kind::kPartBytes;
+    if constexpr (kStreams) {
+      DK_UNROLL for (int i = 0; i < Kind::kPartBytes / 64; ++i) {
+        prefetch_once(from + kStreamAhead + i * 64);
+      }
+    }
+    if constexpr (Kind::kBits == 8) {
+      add_bytes<kRows, Kind::kUnits>(from, x, whole);
+    } else {
+      add_nibbles<kRows>(from, x, whole);
+    }
+    x += Kind::kUnits * kRows;
+  }
+}
+
+// The same as scale_row for a row with low parts, x, whose products with the codes are added first.
+template <class Kind>
+DK_INLINE void scale_fine_row(const char* codes, const char* x, int64_t num_parts, int32_t start,
+                              float scale, const Whole& whole, Scaled& scaled) {
+  Whole fine[1];
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+    fine[0][v] = add_int(shift_left(whole[v], kLowBits), set1_int(start));
+  }
+  multiply_group<Kind, 1, false>(codes, reinterpret_cast<const uint32_t*>(x), num_parts, fine);
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+    scaled[v] = mul(to_float(fine[0][v]), set1(scale * kLowScale));
+  }
+}
+
+// Add the groups of a block to the sums [kRows][32] of a tile. at: of the tile's first group in the
+// arrays of the job. kTiles: one of many tiles; otherwise the weights are read once, as a stream.
+template <class Kind, int kRows, bool kTiles, bool kRefined>
 __attribute__((noinline)) void add_block(const Block& block, const LinearJob& job, int64_t at,
                                          float* sums, bool begins) {
   const GroupFormat format = job.format;
+  const int64_t group_words = format.group / 4 * kRows;
   const auto* x = reinterpret_cast<const uint32_t*>(job.activations) + at * (format.group / 4);
+  const int64_t row_bytes = job.num_groups * format.group;
+  const int64_t first_row = at / (job.num_groups * kRows) * kRows;
+  const char* low = kRefined ? job.low + first_row * row_bytes + block.first * format.group
+                             : nullptr;
+  const int32_t* low_starts = kRefined ? job.low_starts + at : nullptr;
+  const uint8_t* const has_low = kRefined ? job.has_low + at / kRows : nullptr;
   RowNumbers row{job.scales + at, job.starts + at, job.start_products + at, job.sums + at};
   const int64_t num_parts = format.group / 4 / Kind::kUnits;
   const char *codes = block.codes, *ahead = block.ahead;
@@ -101,37 +146,42 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
     } else {
       prefetch_once(scales.own + kStreamAhead);
     }
-    VI whole[kRows][kVectorsPerPanel];
+    Whole whole[kRows];
+    Scaled scaled[kRows];
     DK_UNROLL for (int r = 0; r < kRows; ++r) {
       const VI start = set1_int(row.starts[r]);
       DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) whole[r][v] = start;
     }
-    for (int64_t part = 0; part < num_parts; ++part) {
-      const char* const from = codes + part * Kind::kPartBytes;
-      if constexpr (!kTiles) {
-        DK_UNROLL for (int i = 0; i < Kind::kPartBytes / 64; ++i) {
-          prefetch_once(from + kStreamAhead + i * 64);
+    multiply_group<Kind, kRows, !kTiles>(codes, x, num_parts, whole);
+    if (kRefined && has_low[g]) {
+      DK_UNROLL for (int r = 0; r < kRows; ++r) {
+        if (has_low[g] >> r & 1) {
+          scale_fine_row<Kind>(codes, low + r * row_bytes, num_parts, low_starts[r], row.scales[r],
+                               whole[r], scaled[r]);
+        } else {
+          scale_row(whole[r], row, r, scaled[r]);
         }
       }
-      if constexpr (Kind::kBits == 8) {
-        add_bytes<kRows, Kind::kUnits>(from, x, whole);
-      } else {
-        add_nibbles<kRows>(from, x, whole);
-      }
-      x += Kind::kUnits * kRows;
+    } else {
+      DK_UNROLL for (int r = 0; r < kRows; ++r) scale_row(whole[r], row, r, scaled[r]);
     }
     switch (format.scales) {
       case kBf16Scales:
-        add_scaled<kBf16Scales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        add_scaled<kBf16Scales, kRows, Kind::kMinima>(acc, scaled, scales, row);
         break;
       case kHalfScales:
-        add_scaled<kHalfScales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        add_scaled<kHalfScales, kRows, Kind::kMinima>(acc, scaled, scales, row);
         break;
       case kTwoLevelScales:
-        add_scaled<kTwoLevelScales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        add_scaled<kTwoLevelScales, kRows, Kind::kMinima>(acc, scaled, scales, row);
         break;
     }
     row = {row.scales + kRows, row.starts + kRows, row.start_products + kRows, row.sums + kRows};
+    x += group_words;
+    if constexpr (kRefined) {
+      low += format.group;
+      low_starts += kRows;
+    }
     codes += block.code_stride;
     scales.next();
   }
@@ -142,7 +192,7 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
   }
 }
 
-template <class Kind, int kRows>
+template <class Kind, int kRows, bool kRefined>
 void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* bytes) {
   constexpr bool kUnpack = kUnpacks && Kind::kBits == 4;
   using Read = Codes<kUnpack ? 8 : Kind::kBits, Kind::kUnits, Kind::kMinima>;
@@ -169,13 +219,13 @@ void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* b
     for (int64_t t = 0; t < num_tiles; ++t) {
       if (t >= kAheadTiles) block.ahead_lines = 0;
       const int64_t at = (t * job.num_groups + g) * kRows;
-      add_block<Read, kRows, true>(block, job, at, sums + t * kRows * kPanel, g == 0);
+      add_block<Read, kRows, true, kRefined>(block, job, at, sums + t * kRows * kPanel, g == 0);
       block.ahead += lines * n * 64;
     }
   }
 }
 
-template <class Kind, int kRows>
+template <class Kind, int kRows, bool kRefined>
 void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
   const GroupFormat& format = job.format;
   const int64_t num_tiles = job.num_tiles(), panel_bytes = format.panel_bytes(job.num_units * 4);
@@ -186,9 +236,9 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
     const char* const panel = static_cast<const char*>(job.args->packed) + p * panel_bytes;
     if (num_tiles == 1) {
       const Block all{panel, panel, format.group_stride(), 0, job.num_groups, nullptr, 0};
-      add_block<Kind, kRows, false>(all, job, 0, sums, true);
+      add_block<Kind, kRows, false, kRefined>(all, job, 0, sums, true);
     } else if constexpr (kRows * 2 >= kMaxRows) {
-      compute_tiles<Kind, kRows>(job, panel, sums, bytes);
+      compute_tiles<Kind, kRows, kRefined>(job, panel, sums, bytes);
     }
     const PanelOutput out = panel_output(*job.args, p);
     for (int64_t t = 0; t < num_tiles; ++t) {
@@ -200,17 +250,22 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
   }
 }
 
-template <class Kind, int... kSmaller>
+template <class Kind, bool kRefined, int... kSmaller>
 void compute_heights(const LinearJob& job, int64_t first_panel, int64_t end_panel,
                      std::integer_sequence<int, kSmaller...>) {
   using Compute = void (*)(const LinearJob&, int64_t, int64_t);
-  static constexpr Compute by_rows[] = {compute_rows<Kind, kSmaller + 1>...};
+  static constexpr Compute by_rows[] = {compute_rows<Kind, kSmaller + 1, kRefined>...};
   by_rows[job.tile_rows - 1](job, first_panel, end_panel);
 }
 
 template <class Kind>
 void compute_kind(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
-  compute_heights<Kind>(job, first_panel, end_panel, std::make_integer_sequence<int, kMaxRows>{});
+  const auto heights = std::make_integer_sequence<int, kMaxRows>{};
+  if (job.low) {
+    compute_heights<Kind, true>(job, first_panel, end_panel, heights);
+  } else {
+    compute_heights<Kind, false>(job, first_panel, end_panel, heights);
+  }
 }
 
 void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
@@ -232,7 +287,8 @@ void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
     const int64_t first_row = t * job.tile_rows, left = job.num_rows - first_row;
     const int64_t rows = left < job.tile_rows ? left : job.tile_rows;
     auto* const q = reinterpret_cast<int8_t*>(scratch(kRegionScratch, rows * padded_k));
-    quantize_tile(job, t, rows, q, padded_k, job.format.group);
+    auto* const low = job.low ? reinterpret_cast<int8_t*>(job.low) + first_row * padded_k : nullptr;
+    quantize_tile(job, t, rows, q, low, padded_k, job.format.group);
     auto* const out = reinterpret_cast<uint32_t*>(job.activations) + first_row * job.num_units;
     transpose_words(reinterpret_cast<const char*>(q), padded_k, padded_k, rows, out, job.tile_rows,
                     job.num_units);
