@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import transformers
 
+from parity.router_gaps import RouterGaps
+
 VOCAB_SIZE = 257
 LOGIT_STD = 2.0
 MAX_LEN = 664
@@ -99,7 +101,7 @@ class Checkpoint:
     name: str
     folder: Path
     oracle: transformers.PreTrainedModel
-    _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def has_states(self) -> bool:
@@ -122,15 +124,24 @@ class Checkpoint:
         spans = {"sliding_attention": window, "chunked_attention": chunk, "linear_attention": 2}
         return [spans.get(kind, 0) for kind in kinds]
 
-    @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of the sequence, [T, V], computed without a batch.
 
         The logits are cached, because all correct runs have the same sequences.
         """
+        return self._compute(token_ids)[0]
+
+    def router_gaps(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the smallest gap of the routers at each token, [T] (`RouterGaps`)."""
+        return self._compute(token_ids)[1]
+
+    @torch.inference_mode()
+    def _compute(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         key = tuple(token_ids)
         if key not in self._known:
-            self._known[key] = self.oracle(torch.tensor([key]), use_cache=False).logits[0]
+            with RouterGaps(len(key)) as gaps:
+                logits_TV = self.oracle(torch.tensor([key]), use_cache=False).logits[0]
+            self._known[key] = logits_TV, gaps.smallest_T
         return self._known[key]
 
 

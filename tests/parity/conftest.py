@@ -6,8 +6,18 @@ import pytest
 
 from parity.commit_seed import commit_seed
 
-COLUMNS = "{:>6} {:>9} {:>9} {:>14} {:>6} {:>7} {:>5}  {}"
-HEADINGS = ("budget", "positions", "max |Δ|", "qualify", "tokens", "qualify", "equal", "case")
+COLUMNS = "{:>6} {:>9} {:>5} {:>9} {:>14} {:>6} {:>7} {:>5}  {}"
+HEADINGS = (
+    "budget",
+    "positions",
+    "excl.",
+    "max |Δ|",
+    "qualify",
+    "tokens",
+    "qualify",
+    "equal",
+    "case",
+)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

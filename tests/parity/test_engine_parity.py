@@ -249,9 +249,12 @@ def table_row(
         happened = f" ({stats.num_preemptions} preemptions)"
     elif stats.prefix_hits:
         happened = f" ({stats.prefix_hits} tokens hit)"
+    if agreement.draws > 1:
+        happened += f" (draw {agreement.draws} of the prompts)"
     return (
         budget,
         agreement.positions,
+        agreement.excluded,
         f"{agreement.max_error:.1e}",
         f"{agreement.qualifying} {agreement.qualifying / agreement.positions:7.2%}",
         agreement.tokens,

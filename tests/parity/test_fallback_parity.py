@@ -14,9 +14,8 @@ from dovetail_transformers.model import TransformersForCausalLM
 from parity.checkpoints import Checkpoint
 from parity.commit_seed import commit_seed
 from parity.fallback_checkpoints import REJECTED, SERVED, make_config, make_fallback
-from parity.margin_rule import measure
 from parity.test_engine_parity import table_row
-from parity.test_family_parity import RUN_CONFIGS, one_thread, run_engine
+from parity.test_family_parity import RUN_CONFIGS, compare, one_thread
 
 MAX_LEN = 664
 LABELS = tuple(label for label in RUN_CONFIGS if label != "two ranks")
@@ -37,8 +36,7 @@ def test_an_architecture_without_a_native_model_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property
 ) -> None:
     run_config = RUN_CONFIGS[label]
-    ran = run_engine(checkpoint, run_config, MAX_LEN)
-    agreement = measure(ran.requests, ran.recorded[0], checkpoint.logits)
+    ran, agreement = compare(checkpoint, run_config, MAX_LEN)
     case = f"{checkpoint.name}; {label}"
     record_property("parity", table_row(agreement, run_config.budget, case, ran.stats))
     agreement.check()

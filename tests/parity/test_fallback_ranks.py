@@ -31,7 +31,7 @@ from parity.fallback_checkpoints import (
 from parity.margin_rule import measure
 from parity.rank_threads import TORCH_PARTS, RankThreads
 from parity.test_engine_parity import table_row
-from parity.test_family_parity import RunConfig, one_thread, run_engine
+from parity.test_family_parity import RunConfig, compare, one_thread, run_engine
 
 MAX_LEN = 200
 RANKS = {"executor_backend": RankThreads, "model_impl": "transformers", **TORCH_PARTS}
@@ -79,10 +79,9 @@ def create(model_type: str, num_ranks: int, **changes: Any) -> TransformersForCa
 def test_two_ranks_agree_with_transformers(name: str, tmp_path: Path, record_property) -> None:
     """The prompts run in chunks and in batches, and again with hits of the prefix cache."""
     checkpoint = make_fallback(name, tmp_path, commit_seed()[0])
-    ran = run_engine(checkpoint, TWO_RANKS, MAX_LEN)
+    ran, agreement = compare(checkpoint, TWO_RANKS, MAX_LEN)
     first, second = ran.recorded
     assert all(torch.equal(one.logits, two.logits) for one, two in zip(first, second, strict=True))
-    agreement = measure(ran.requests, first, checkpoint.logits)
     row = table_row(agreement, TWO_RANKS.budget, f"{name}; two ranks, fallback", ran.stats)
     record_property("parity", row)
     assert ran.stats.prefix_hits
