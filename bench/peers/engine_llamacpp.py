@@ -40,18 +40,21 @@ class LlamaCppEngine:
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Load a GGUF file. The converter has already quantized its weights.
 
-        options: fields of the model parameters or of the context parameters.
+        options: fields of the model parameters or of the context parameters, keep_prefix
+        (`generate`), or backend: the path of a CPU backend that is a separate library.
         """
         import llama_cpp.llama_cpp as native
         import numpy
 
         self._native, self._numpy, self._threads = native, numpy, threads
+        self._options = dict(options)
+        self._keeps_prefix = bool(self._options.pop("keep_prefix", False))
+        if backend := self._options.pop("backend", None):
+            _load_backend(native, backend)
         settings = native.llama_model_default_params()
         fields = {field[0] for field in settings._fields_}
-        for name in fields & options.keys():
-            setattr(settings, name, options[name])
-        self._options = {name: options[name] for name in options.keys() - fields}
-        self._keeps_prefix = bool(self._options.pop("keep_prefix", False))
+        for name in fields & self._options.keys():
+            setattr(settings, name, self._options.pop(name))
         self._kept: list[int] = []
         self._quiet = native.llama_log_callback(lambda level, text, data: None)
         native.llama_log_set(self._quiet, None)
@@ -175,6 +178,14 @@ class LlamaCppEngine:
         stream.tokens.append(int(row_V.argmax()))
         if len(stream.tokens) == stream.num_wanted:
             running.remove(stream)
+
+
+def _load_backend(native: Any, path: str) -> None:
+    """Load a backend's library. Raises RuntimeError if llama.cpp or this processor rejects it."""
+    load = native._lib.ggml_backend_load  # in a dependency of llama.cpp's library
+    load.argtypes, load.restype = [ctypes.c_char_p], ctypes.c_void_p
+    if not load(path.encode()):
+        raise RuntimeError(f"llama.cpp cannot load the backend {path}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cases import Case
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf_files.models import write_model
 from peers.accuracy import Accuracy, read_accuracy
 from peers.child import Child, ChildError
+from peers.engine_llamacpp import LlamaCppEngine
 from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
 from peers.page import http_section, performance_page
 from peers.process_tree import CpuTime
@@ -257,6 +259,25 @@ def test_the_compared_engines_are_read_from_the_file_and_the_environment(tmp_pat
     assert other.model_for(Path("/somewhere/m"), "int8") is None
     with pytest.raises(ValueError, match="nobody"):
         find_contenders("nobody", None, {})
+
+
+@pytest.mark.parametrize("handle", [1, None])
+def test_llama_cpp_loads_the_backend_of_its_options_before_the_model(monkeypatch, handle):
+    loaded = []
+
+    def ggml_backend_load(path):
+        loaded.append(path)
+        return handle
+
+    library = SimpleNamespace(ggml_backend_load=ggml_backend_load)
+    native = SimpleNamespace(_lib=library)  # the first call after this one fails
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=native))
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", native)
+    options = {"backend": "/llama/libggml-cpu-haswell.so"}
+    expected = (AttributeError, "params") if handle else (RuntimeError, "haswell")
+    with pytest.raises(expected[0], match=expected[1]):
+        LlamaCppEngine().load("m.gguf", "int8", 2, options)
+    assert loaded == [b"/llama/libggml-cpu-haswell.so"]
 
 
 def test_an_engine_process_continues_after_an_error_but_not_after_a_missed_deadline():
