@@ -125,6 +125,9 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
   }
 }
 #elif DK_LEVEL >= 1
+// Without DK_IN_REGISTER, compilers compute all products of a part first, store them, and add them
+// later.
+
 // The product of magnitudes has the right sign if the activation takes the code's sign.
 template <int kRows, int kUnits>
 DK_INLINE void add_bytes(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
@@ -137,6 +140,7 @@ DK_INLINE void add_bytes(const char* codes, const uint32_t* x, VI (*sums)[kVecto
         const VI a = with_sign(code, set1_int(static_cast<int>(x[u * kRows + r])));
         const VI pairs = multiply_pairs(multiply_bytes(magnitude, a), set1_int(0x10001));
         sums[r][v] = add_int(sums[r][v], pairs);
+        DK_IN_REGISTER(sums[r][v]);
       }
     }
   }
@@ -159,6 +163,7 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
         const VI b = set1_int(static_cast<int>(x[(2 * u + 1) * kRows + r]));
         pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(low, a));
         pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(high, b));
+        DK_IN_REGISTER(pairs[r][v]);
       }
     }
   }
