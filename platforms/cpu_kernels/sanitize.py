@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
-NUM_SAMPLES = 3
+NUM_SAMPLES = 6
 """With `--sampled`, one of this many levels is compiled, in addition to the first level."""
 FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and a third of the others, selected by the commit hash."""
+    """Return the first level and one in `NUM_SAMPLES` others, selected by the commit hash."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
