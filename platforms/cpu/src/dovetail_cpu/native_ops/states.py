@@ -47,8 +47,6 @@ class NativeStates(Ops):
         parts: StateParts,
     ) -> torch.Tensor:
         """Return silu(convolution + bias), a new tensor, and update the states."""
-        if not _is_convolution(x_TC, weight_CW, bias_C, states_BWC):
-            return _TORCH.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
         return self._convolve(x_TC, weight_CW, bias_C, states_BWC, parts, is_plain=False)
 
     def plain_causal_conv(
@@ -60,8 +58,6 @@ class NativeStates(Ops):
         parts: StateParts,
     ) -> torch.Tensor:
         """Return convolution + bias, a new tensor, and update the states."""
-        if not _is_convolution(x_TC, weight_CW, bias_C, states_BWC):
-            return _TORCH.plain_causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
         return self._convolve(x_TC, weight_CW, bias_C, states_BWC, parts, is_plain=True)
 
     def _convolve(
@@ -74,6 +70,9 @@ class NativeStates(Ops):
         *,
         is_plain: bool,
     ) -> torch.Tensor:
+        if not _supports_convolution(x_TC, weight_CW, bias_C, states_BWC):
+            in_torch = _TORCH.plain_causal_conv if is_plain else _TORCH.causal_conv
+            return in_torch(x_TC, weight_CW, bias_C, states_BWC, parts)
         y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
         native, _kept = self._native_parts(parts)
         args = self._conv
@@ -91,8 +90,7 @@ class NativeStates(Ops):
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, a new tensor, and update the states."""
-        is_dense = states_BHKV.dtype == torch.float32 and states_BHKV[0].is_contiguous()
-        if not (is_dense and _is_served(inputs)):
+        if not _supports_attention(inputs, states_BHKV):
             return _TORCH.linear_attention(inputs, states_BHKV, parts)
         q_TGK, k_TGK, v_THV, steps_TH = inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH
         beta_TH = inputs.beta_TH
@@ -120,7 +118,7 @@ class NativeStates(Ops):
         self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the states after each token, a new tensor, and update the states."""
-        if not _is_recurrence(inputs, states_BC):
+        if not _supports_recurrence(inputs, states_BC):
             return _TORCH.gated_recurrence(inputs, states_BC, parts)
         x_TC, input_TC, decay_TC = inputs.x_TC, inputs.input_gates_TC, inputs.decay_gates_TC
         y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
@@ -151,7 +149,7 @@ class NativeStates(Ops):
         """Return the gated RMS norm of x, a new tensor. `x_TGI` is overwritten."""
         is_bf16 = gate_TGI.dtype == weight_GI.dtype == torch.bfloat16
         is_dense = x_TGI.dtype == torch.float32 and x_TGI.is_contiguous()
-        if not (is_bf16 and is_dense and _rows(gate_TGI) and weight_GI.is_contiguous()):
+        if not (is_bf16 and is_dense and _has_dense_rows(gate_TGI) and weight_GI.is_contiguous()):
             return _TORCH.gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
         y_TGI = torch.empty(x_TGI.shape, dtype=torch.bfloat16)
         args = self._gated_norm
@@ -194,14 +192,7 @@ def _struct_of(memory: StatePartsMemory) -> NativeParts:
     )
 
 
-def _is_served(inputs: LinearAttentionInputs) -> bool:
-    """Return whether the kernel supports the layout and the dtype of the inputs."""
-    tensors = (inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH, inputs.beta_TH)
-    dtype = inputs.v_THV.dtype
-    return dtype in _DTYPES and all(x is None or (x.dtype == dtype and _rows(x)) for x in tensors)
-
-
-def _is_convolution(
+def _supports_convolution(
     x_TC: torch.Tensor,
     weight_CW: torch.Tensor,
     bias_C: torch.Tensor | None,
@@ -221,7 +212,19 @@ def _is_convolution(
     )
 
 
-def _is_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor) -> bool:
+def _supports_attention(inputs: LinearAttentionInputs, states_BHKV: torch.Tensor) -> bool:
+    """Return whether the kernel supports the dtypes and the layouts."""
+    tensors = (inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH, inputs.beta_TH)
+    dtype = inputs.v_THV.dtype
+    return (
+        dtype in _DTYPES
+        and all(x is None or (x.dtype == dtype and _has_dense_rows(x)) for x in tensors)
+        and states_BHKV.dtype == torch.float32
+        and states_BHKV[0].is_contiguous()
+    )
+
+
+def _supports_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor) -> bool:
     """Return whether the kernel supports the dtypes, the shapes and the layouts."""
     values = (inputs.x_TC, inputs.input_gates_TC, inputs.decay_gates_TC)
     factors = (inputs.input_bias_C, inputs.decay_bias_C, inputs.rates_C, states_BC)
@@ -234,7 +237,7 @@ def _is_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor) -> bo
     )
 
 
-def _rows(x: torch.Tensor) -> bool:
+def _has_dense_rows(x: torch.Tensor) -> bool:
     """Return whether the values of each token are contiguous. x: [T, …]."""
     size = 1
     for dim in range(x.dim() - 1, 0, -1):
