@@ -131,15 +131,9 @@ class Started:
             self.model = Model(self.method, tied=tied)
             file = find_packed(folder, checkpoint) if prefetches else None
             prefetch = None if file is None else PackedPrefetch(file, num_threads=1)
-            cache = PackedCache(
-                folder,
-                self.model,
-                loader.fingerprint(),
-                min_bytes=min_bytes,
-                prefetch=prefetch,
-            )
+            cache = PackedCache(folder, self.model, loader.fingerprint(), min_bytes=min_bytes)
             with torch.inference_mode():
-                self.is_restored = cache.restore(num_threads=2)
+                self.is_restored = cache.restore(num_threads=2, prefetch=prefetch)
                 loader.load(self.model)
                 pack_linears(self.model)
                 self.logits_TV = self.model(torch.arange(V))

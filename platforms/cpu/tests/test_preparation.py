@@ -110,11 +110,9 @@ def prepare(checkpoint, **changes):
     assert platform.take_preparation() is None
     if prepared is None:
         return False, False
-    prefetch, memory = prepared.take_prefetch(), prepared.take_memory()
-    if prefetch is not None:
-        prefetch.cancel()
+    memory = prepared.take_memory()
     prepared.cancel()
-    return prefetch is not None, memory is not None
+    return prepared.prefetch is not None, memory is not None
 
 
 @native

@@ -21,7 +21,6 @@ from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.cache import PackedCache
 from dovetail_cpu.packed_cache.folder import chosen_folder
-from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
 from dovetail_cpu.page_supply import PageSupply
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime, lazy_zeros
@@ -34,7 +33,7 @@ from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
 
 if TYPE_CHECKING:
-    from dovetail_cpu.native_memory import NativeMemory
+    from dovetail_cpu.preparation.preparation import Preparation
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +69,16 @@ class CPUWorker(TorchWorker):
             cast(PlansBlocks, loader).plan(model)
         platform = self._context.platform
         prepared = platform.take_preparation() if isinstance(platform, CPUPlatform) else None
-        prefetch = None if prepared is None else prepared.take_prefetch()
-        self._cache = _make_cache(self._options(), model, loader, prefetch)
+        self._cache = _make_cache(self._options(), model, loader)
         if self._cache is not None:
-            self._is_restored = self._cache.restore(num_threads=runtime.num_threads)
-        memory = None if prepared is None else prepared.take_memory()
-        if memory is not None and not self._is_restored:
-            _use_memory(model, memory)
-        del memory
+            self._is_restored = self._cache.restore(
+                num_threads=runtime.num_threads,
+                prefetch=None if prepared is None else prepared.prefetch,
+            )
+        if prepared is not None:
+            if not self._is_restored:
+                _use_memory(model, prepared)
+            prepared.cancel()
         num_bytes = loader.load(model)
         if not self._is_restored:
             # Cached weights were checked when they were packed.
@@ -175,8 +176,11 @@ class CPUWorker(TorchWorker):
         return CPUWorkerOptions(**{name: self._context.options[name] for name in own})
 
 
-def _use_memory(model: nn.Module, memory: NativeMemory) -> None:
-    """Let the model's native linear method pack the weights into `memory`."""
+def _use_memory(model: nn.Module, prepared: Preparation) -> None:
+    """Let the model's native linear method pack the weights into the prepared memory, if any."""
+    memory = prepared.take_memory()
+    if memory is None:
+        return
     # Imported here because it needs the native kernels.
     from dovetail_cpu.native_linear import NativeLinearMethod
 
@@ -187,21 +191,15 @@ def _use_memory(model: nn.Module, memory: NativeMemory) -> None:
 
 
 def _make_cache(
-    options: CPUWorkerOptions,
-    model: nn.Module,
-    loader: WeightLoader,
-    prefetch: PackedPrefetch | None,
+    options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
 ) -> PackedCache | None:
     """Return this model's cache entry, or None if nothing is cached."""
     folder = chosen_folder(options)
     if folder is None or FINGERPRINT not in getattr(loader, "provides", ()):
-        if prefetch is not None:
-            prefetch.cancel()
         return None
     return PackedCache(
         folder,
         model,
         cast(Fingerprinted, loader).fingerprint(),
         min_bytes=options.packed_cache_min_mib * _MIB,
-        prefetch=prefetch,
     )

@@ -21,8 +21,7 @@ from torch import nn
 from dovetail_cpu.packed_cache.packed_file import (
     PackedEntry,
     PackedFileError,
-    check_key,
-    map_packed,
+    read_packed,
     write_packed,
 )
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM, HasPackedForm
@@ -44,20 +43,13 @@ class PackedCache:
     """The cache entry of one model.
 
     fingerprint: fingerprint of the weights. min_bytes: smaller models are not cached, because
-    packing them is faster than mapping. prefetch: reads a file in the background, perhaps the one
-    of this model; owned by this object.
+    packing them is faster than mapping.
     """
 
     def __init__(
-        self,
-        folder: CacheFolder,
-        model: nn.Module,
-        fingerprint: str,
-        *,
-        min_bytes: int,
-        prefetch: PackedPrefetch | None = None,
+        self, folder: CacheFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
     ) -> None:
-        self._folder, self._prefetch = folder, prefetch
+        self._folder = folder
         self._layers = {
             name: layer
             for name, layer in linear_layers(model)
@@ -74,10 +66,15 @@ class PackedCache:
         self._name = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._saving: threading.Thread | None = None
 
-    def restore(self, *, num_threads: int) -> bool:
-        """Restore the packed weights of all layers. Return False if none are cached."""
+    def restore(self, *, num_threads: int, prefetch: PackedPrefetch | None = None) -> bool:
+        """Restore the packed weights of all layers. Return False if none are cached.
+
+        prefetch: reads a file in the background, perhaps the one of this model.
+        """
+        if not self._is_used:
+            return False
         try:
-            forms = self._read(num_threads) if self._is_used else {}
+            forms = self._read(num_threads, prefetch)
         except (FolderError, PackedFileError, OSError) as error:
             logger.warning(
                 "Packed weights in %s are not used: %s. They are repacked from the checkpoint.",
@@ -85,8 +82,6 @@ class PackedCache:
                 error,
             )
             return False
-        finally:
-            self._stop_prefetch()
         for name, form in forms.items():
             layer = self._layers[name]
             _method(layer).restore(layer, form)
@@ -115,19 +110,14 @@ class PackedCache:
         if self._saving is not None:
             self._saving.join()
 
-    def _read(self, num_threads: int) -> dict[str, memoryview]:
+    def _read(self, num_threads: int, prefetch: PackedPrefetch | None) -> dict[str, memoryview]:
         """Return the packed weights of all layers, or {} if there is no file."""
         fd = self._folder.open(self._name)
         if fd is None:
             return {}
         try:
-            file = None if self._prefetch is None else self._prefetch.take(fd)
-            is_verified = file is not None
-            file = file or map_packed(fd)
-            check_key(file, self._key)
-            if not is_verified:
-                file.verify(num_threads)
-            forms = dict(file.forms)
+            verified = None if prefetch is None else prefetch.take(fd)
+            forms = read_packed(fd, self._key, num_threads=num_threads, verified=verified)
             if {name: len(form) for name, form in forms.items()} != self._sizes:
                 raise PackedFileError("the file does not contain exactly the layers of this model")
         except PackedFileError as error:
@@ -136,12 +126,6 @@ class PackedCache:
         finally:
             os.close(fd)
         return forms
-
-    def _stop_prefetch(self) -> None:
-        """Release the prefetched file if it is not the file of this model."""
-        if self._prefetch is not None:
-            self._prefetch.cancel()
-            self._prefetch = None
 
     def _write(self, entries: list[PackedEntry]) -> None:
         def write(fd: int) -> None:

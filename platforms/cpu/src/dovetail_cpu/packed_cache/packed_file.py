@@ -99,22 +99,21 @@ class PackedFile:
                     raise PackedFileError(f"the checksum of {name} is wrong")
 
 
-def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
+def read_packed(
+    fd: int, key: Mapping[str, Any], *, num_threads: int, verified: PackedFile | None = None
+) -> dict[str, memoryview]:
     """Map a file and return the packed weights by name. They keep the mapping alive.
 
-    num_threads: number of threads that verify the checksums. Raises PackedFileError for a file that
-    does not match `key` or is incomplete, and OSError if it cannot be read.
+    num_threads: number of threads that verify the checksums. verified: the same file, if it is
+    already mapped and verified. Raises PackedFileError for a file that does not match `key` or is
+    incomplete, and OSError if it cannot be read.
     """
-    file = map_packed(fd)
-    check_key(file, key)
-    file.verify(num_threads)
-    return dict(file.forms)
-
-
-def check_key(file: PackedFile, key: Mapping[str, Any]) -> None:
-    """Raise PackedFileError if the file has another key."""
+    file = map_packed(fd) if verified is None else verified
     if file.key != key:
         raise PackedFileError("the file contains packed weights of another checkpoint or format")
+    if verified is None:
+        file.verify(num_threads)
+    return dict(file.forms)
 
 
 def map_packed(fd: int) -> PackedFile:

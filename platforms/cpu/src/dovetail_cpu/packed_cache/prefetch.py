@@ -24,10 +24,7 @@ _FAILURES = (DovetailError, FolderError, PackedFileError, OSError)
 
 
 class PackedPrefetch:
-    """Packed weights that a thread verifies. `take` or `cancel` is called once, by the worker.
-
-    num_threads: threads that verify checksums.
-    """
+    """Packed weights that a thread verifies. num_threads: threads that verify checksums."""
 
     def __init__(self, file: PackedFile, *, num_threads: int) -> None:
         """Start the thread."""
@@ -56,7 +53,7 @@ class PackedPrefetch:
         return verified
 
     def cancel(self) -> None:
-        """Stop reading, and release the memory."""
+        """Stop reading, and release the memory, unless `take` has returned it."""
         self._is_cancelled = True
         self._file = None
 

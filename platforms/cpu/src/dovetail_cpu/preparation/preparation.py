@@ -33,11 +33,14 @@ _BFLOAT16 = "bfloat16"
 
 
 class Preparation:
-    """The work for one engine. The worker takes each result once, and then calls `cancel`."""
+    """The work for one engine. The worker uses the results, and then calls `cancel`.
+
+    prefetch: the packed weights that are being verified, or None.
+    """
 
     def __init__(self, config: RequestedConfig) -> None:
         """Start the threads. Return immediately."""
-        self._prefetch: PackedPrefetch | None = None
+        self.prefetch: PackedPrefetch | None = None
         self._memory: EarlyMemory | None = None
         if config.load.load_format in ("auto", "safetensors"):
             self._prepare_weights(config)
@@ -46,11 +49,6 @@ class Preparation:
             importlib.import_module("tokenizers")
         preload_torch()
 
-    def take_prefetch(self) -> PackedPrefetch | None:
-        """Return the packed weights that are verified, or None."""
-        prefetch, self._prefetch = self._prefetch, None
-        return prefetch
-
     def take_memory(self) -> NativeMemory | None:
         """Return zeroed memory that is probably large enough for the packed weights, or None."""
         memory, self._memory = self._memory, None
@@ -58,8 +56,8 @@ class Preparation:
 
     def cancel(self) -> None:
         """Stop the threads, and release what was not taken."""
-        if (prefetch := self.take_prefetch()) is not None:
-            prefetch.cancel()
+        if self.prefetch is not None:
+            self.prefetch.cancel()
         self.take_memory()
 
     def _prepare_weights(self, config: RequestedConfig) -> None:
@@ -74,7 +72,7 @@ class Preparation:
             file = find_packed(folder, model_dir)
         if file is not None:
             num_threads = max(1, min(_MAX_THREADS, len(allowed_cpus()) - 1))
-            self._prefetch = PackedPrefetch(file, num_threads=num_threads)
+            self.prefetch = PackedPrefetch(file, num_threads=num_threads)
         elif _is_packed_in_bfloat16(config):
             self._memory = _early_memory(model_dir)
 
