@@ -1,10 +1,13 @@
 """Refined groups of activations in the linear methods `int8` and `gguf`, and logits in float32."""
 
+import logging
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from dovetail.interfaces import ModelContext
+from dovetail.plugins.plugin_details import read_options
 from dovetail_cpu.native_library import probe_any
 from dovetail_devkit.suites.linear_method import check_linear_method
 from dovetail_torch.layers import BlockWeight, ParallelLinear, ParallelLMHead, TorchOps
@@ -109,6 +112,22 @@ def test_packed_weights_do_not_depend_on_the_refined_groups(name):
 def test_other_values_of_refined_groups_are_rejected(name):
     with pytest.raises(ValidationError, match="refined_groups"):
         make_method(name, refined_groups="all")
+
+
+@pytest.mark.parametrize(("name", "default"), [("int8", "large"), ("gguf", "most")])
+def test_the_log_names_the_refined_groups(name, default, caplog):
+    caplog.set_level(logging.INFO)
+    make_method(name)
+    make_method(name, refined_groups="none")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The linear method {name} uses refined_groups={value}." for value in (default, "none")
+    ]
+
+
+@pytest.mark.parametrize("model", ["Int8Options", "GGUFOptions"])
+def test_the_values_of_refined_groups_are_shown_without_importing_the_model(model):
+    options = {field.name: field.type for field in read_options(f"dovetail_cpu.options:{model}")}
+    assert options["refined_groups"] == "Literal['none', 'large', 'most']"
 
 
 @pytest.mark.parametrize("name", ["int8", "gguf"])

@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RefinedGroups = Literal["none", "large", "most"]
-
 
 class CPUWorkerOptions(BaseModel):
     """Options of the `cpu` worker.
@@ -31,15 +29,15 @@ class CPUWorkerOptions(BaseModel):
 class Int8Options(BaseModel):
     """Options of the `int8` linear method.
 
-    head: the format of the LM head's weights. refined_groups: groups of activations that have 15
-        bits instead of 8: those with a "large" scale, "most" groups, or "none". More is slower and
-        more accurate.
+    head: the format of the LM head's weights. refined_groups: the groups of activations that have
+        15 bits instead of 8: those with a "large" scale, "most" groups, or "none". More refined
+        groups are slower and more accurate.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     head: Literal["int8", "bfloat16"] = "int8"
-    refined_groups: RefinedGroups = "large"
+    refined_groups: Literal["none", "large", "most"] = "large"
 
 
 class GGUFOptions(BaseModel):
@@ -47,7 +45,7 @@ class GGUFOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    refined_groups: RefinedGroups = "most"
+    refined_groups: Literal["none", "large", "most"] = "most"
 
 
 class Int4Options(BaseModel):

@@ -3,12 +3,13 @@
 Weights have one scale per output feature and group of input features; activations have one scale
 per token and group. A group has 32 features for int8 and GGUF blocks (16 for Q6_K), `group_size`
 for int4. Rounds to nearest; the kernels' header defines the formats. Inputs and outputs are
-bfloat16, logits float32. `int8` and `gguf` round activations of groups with a large scale to 15
-bits, except those of experts: these groups have most of the error.
+bfloat16, logits float32. `int8` and `gguf` round the activations of some groups, which have most of
+the error, to 15 bits (the option `refined_groups`), except those of experts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -36,7 +37,10 @@ from dovetail_cpu_kernels.linear import (
 from dovetail_torch.layers.embedding import ParallelLMHead
 from dovetail_torch.layers.linear import BlockWeight
 
+logger = logging.getLogger(__name__)
+
 _REFINE = {"none": 0, "large": REFINE, "most": REFINE_MOST}
+"""The flag of each value of the option `refined_groups`."""
 _KINDS = {
     "bfloat16": BF16,
     "int8": INT8,
@@ -95,7 +99,7 @@ class Int8LinearMethod(QuantizedLinearMethod):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         chosen = Int8Options(**(options or {}))
-        super().__init__(head=chosen.head, refine=_REFINE[chosen.refined_groups])
+        super().__init__(head=chosen.head, refine=_refine(self.name, chosen.refined_groups))
 
 
 class Int4LinearMethod(QuantizedLinearMethod):
@@ -146,7 +150,7 @@ class GGUFLinearMethod(NativeLinearMethod):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._refine = _REFINE[GGUFOptions(**(options or {})).refined_groups]
+        self._refine = _refine("gguf", GGUFOptions(**(options or {})).refined_groups)
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint. Rows of blocks are not written."""
@@ -194,6 +198,12 @@ class GGUFLinearMethod(NativeLinearMethod):
             if block.is_mapped:
                 forget_pages(block.rows_OB)
         blocks.clear()
+
+
+def _refine(method: str, groups: str) -> int:
+    """Return the flag of a value of the option `refined_groups`, which is logged."""
+    logger.info("The linear method %s uses refined_groups=%s.", method, groups)
+    return _REFINE[groups]
 
 
 def _fits(kind: int, in_features: int) -> bool:
