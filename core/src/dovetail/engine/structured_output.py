@@ -8,8 +8,6 @@ on tensors.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,13 +34,13 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.containment import describe_failure
+from dovetail.processes.thread_priority import lower_thread_priority
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import ReasoningParams
 from dovetail.value_checks import shorten
 
 _NUM_THREADS = 2
-_LOWEST_PRIORITY = 19
 
 
 def _answer_matcher(matcher: GrammarMatcher) -> GrammarMatcher | None:
@@ -50,14 +48,6 @@ def _answer_matcher(matcher: GrammarMatcher) -> GrammarMatcher | None:
     if isinstance(matcher, ReasoningMatcher):
         return matcher.answer if matcher.in_answer else None
     return matcher
-
-
-def _lower_priority() -> None:
-    """Let the calling thread run only when the threads that run steps leave a core idle."""
-    if sys.platform != "linux":
-        return  # the id of a thread could be that of another process
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def make_structured_output(
@@ -177,7 +167,7 @@ class StructuredOutput(AdmissionGate):
         self._parts = parts
         self._row_bytes = 4 * ((vocab_size + 31) // 32)
         self._threads = ThreadPoolExecutor(
-            _NUM_THREADS, thread_name_prefix="dovetail-grammar", initializer=_lower_priority
+            _NUM_THREADS, thread_name_prefix="dovetail-grammar", initializer=lower_thread_priority
         )
         self._compiling: dict[str, Future[GrammarMatcher]] = {}
         self._failed: list[tuple[str, str]] = []

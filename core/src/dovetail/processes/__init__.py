@@ -13,5 +13,6 @@ Plugins of other distributions may use it too.
     liveness        heartbeats in shared memory, which the parent reads
     parent_death    kills a child when its parent exits
     ownership       objects that belong to the process that created them; forks do not use them
+    thread_priority lower priority for threads that work in the background
     startup_phases  phases of an engine's start, each with a deadline
 """

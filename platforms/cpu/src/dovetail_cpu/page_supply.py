@@ -8,19 +8,18 @@ pages. Pages that it has not reached are allocated on first use, as usual.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
-import sys
 import threading
 from collections.abc import Sequence
 
 import torch
 
+from dovetail.processes.thread_priority import lower_thread_priority
+
 logger = logging.getLogger(__name__)
 
-_LOWEST_PRIORITY = 19
 _PIECE_BYTES = 2 << 20  # a huge page
 _MADV_POPULATE_WRITE = 23
 """`madvise` advice of Linux 5.14: allocates pages as a write would, without writing."""
@@ -76,10 +75,7 @@ class PageSupply:
             self._thread = None
 
     def _supply(self) -> None:
-        with contextlib.suppress(OSError):
-            # Elsewhere the id of a thread could be that of another process.
-            if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        lower_thread_priority()
         done = 0
         while not self._closing and done < self._num_rows:
             self._wake.acquire()
