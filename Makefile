@@ -71,7 +71,8 @@ soak: $(STAMP)  ## run every long test and a million steps of random programs; r
 features: $(STAMP)  ## check every claim of docs/features.md by its tests
 	$(BIN)/python tests/features/prove.py
 
-# CI sets ARCHITECTURE to select the tests that `make test` would skip; it runs the others.
+# CI sets ARCHITECTURE to select the costly tests, some of which `make test` would skip; `make test`
+# runs the others.
 check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/ruff format --quiet --check $(CODE)
 	$(BIN)/ruff check --quiet $(CODE)

@@ -59,7 +59,7 @@ def test_faults_that_do_not_fit_the_table_or_the_code_are_reported() -> None:
     assert "'a' occurs 0 times in nothing.py" in line
 
 
-def test_a_copy_of_the_repository_has_its_byte_code(
+def test_a_copy_of_the_repository_has_its_bytecode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, tree = tmp_path / "root", tmp_path / "tree"

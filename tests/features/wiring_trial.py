@@ -120,7 +120,7 @@ def source_folders(tree: Path) -> list[str]:
 
 
 def copy_tree(tree: Path) -> None:
-    """Copy the repository with its byte code. The files are hard links until they are changed."""
+    """Copy the repository with its bytecode. The files are hard links until they are changed."""
     ignored = shutil.ignore_patterns(*_SKIPPED)
     shutil.copytree(ROOT, tree, ignore=ignored, copy_function=_link)
     compiled = bytecode_folder(ROOT)
@@ -131,9 +131,9 @@ def copy_tree(tree: Path) -> None:
 
 
 def bytecode_folder(folder: Path) -> Path:
-    """Return the directory of the byte code of `folder` below PYTHONPYCACHEPREFIX.
+    """Return the directory of the bytecode of `folder` below PYTHONPYCACHEPREFIX.
 
-    Without this variable, the directory does not exist: the byte code is next to the sources.
+    Without this variable, the directory does not exist: the bytecode is next to the sources.
     """
     return Path(sys.pycache_prefix or "/nowhere", *folder.parts[1:])
 

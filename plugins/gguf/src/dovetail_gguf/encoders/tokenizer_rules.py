@@ -111,10 +111,11 @@ def read_rules(
 
 
 def is_sentencepiece(tokens: Sequence[str]) -> bool:
-    """Return whether a vocabulary in the form of WordPiece has the pieces of SentencePiece.
+    """Return whether a vocabulary that is stored as WordPiece has the pieces of SentencePiece.
 
-    llama.cpp's converter writes CamemBERT so: it adds the mark of a word's start to all pieces,
-    also to those that begin with it. A vocabulary of WordPiece has at most the character itself.
+    llama.cpp's converter writes such files for CamemBERT: it adds the mark of a word's start to all
+    pieces, also to those that begin with it. In a WordPiece vocabulary, at most
+    the token for the mark itself begins with two marks.
     """
     num_marked = sum(token.startswith(2 * _START) and len(token) > 2 for token in tokens)
     return num_marked > len(tokens) * _MAX_SHARE_OF_MARKED
