@@ -64,10 +64,11 @@ class RequestError(UserError):
         super().__init__(message)
         self.parameter = parameter
 
-    def of_text(self, name: str) -> RequestError:
-        """Return the error of a prompt with the name of the argument or field that contains it.
+    def with_prompt_name(self, name: str) -> RequestError:
+        """Return the error with `name` instead of "prompt".
 
-        Errors of other parameters are returned unchanged.
+        name: the argument or field that contains the prompt, such as "documents[1]". Errors of
+        other parameters are returned unchanged.
         """
         if self.parameter != "prompt":
             return self

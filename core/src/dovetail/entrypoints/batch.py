@@ -45,11 +45,10 @@ def run_batch(
     rejected: Mapping[str, RequestError] = {}
     try:
         rejected = engine.add_requests(requests)
-        if rejected and names:
-            named = zip(requests, names, strict=True)
+        if names:
             rejected = {
-                request.request_id: rejected[request.request_id].of_text(name)
-                for request, name in named
+                request.request_id: rejected[request.request_id].with_prompt_name(name)
+                for request, name in zip(requests, names, strict=True)
                 if request.request_id in rejected
             }
         if rejected and on_error == "raise":

@@ -151,7 +151,8 @@ class PoolingMethods:
         run = partial(self._pool, use_tqdm=use_tqdm, on_error=on_error)
         if kind is ScoringKind.CROSS_ENCODER:
             return self._score_pairs(pairs, params, run, is_strict=on_error == "raise")
-        texts, count = pairs.texts(), len(pairs.texts())
+        texts = pairs.texts()
+        count = len(texts)
         outputs = run([*texts], [params] * count, [0] * count, names=[*texts.values()])
         return compare_all(kind, pairs, dict(zip(texts, outputs, strict=True)))
 
