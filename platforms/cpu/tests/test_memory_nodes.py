@@ -39,14 +39,14 @@ def test_a_machine_without_nodes_allocates_where_memory_is_written(monkeypatch, 
     assert not find_nodes(frozenset(range(8)))
 
 
-@pytest.mark.skipif(platform.machine() not in cores._NUMBERS, reason="other system calls")
+@pytest.mark.skipif(platform.machine() not in cores._SYSTEM_CALLS, reason="other system calls")
 @pytest.mark.parametrize("what", ["cache", "weights"])
 def test_weights_and_kv_cache_are_distributed_over_all_nodes(monkeypatch, what):
     if what == "weights" and find_library() is None:
         pytest.skip("no native library")
     calls = []
     monkeypatch.setattr(cores, "_nodes", lambda: frozenset({0, 70}))
-    monkeypatch.setattr(cores, "_call", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(cores, "_system_call", lambda *arguments: calls.append(arguments) or 0)
     if what == "cache":
         pages = lazy_zeros(3 * MIB)
         address, num_bytes = pages.data_ptr(), pages.numel()
@@ -79,7 +79,7 @@ class Listed(set):
 def test_an_error_of_the_system_is_reported(monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(cores, "_nodes", lambda: frozenset({0, 1}))
-    monkeypatch.setattr(cores, "_call", lambda *_: 1)
+    monkeypatch.setattr(cores, "_system_call", lambda *_: 1)
     monkeypatch.setattr(cores.platform, "machine", lambda: "x86_64")
     spread_pages(0, 4096)
     assert "Operation not permitted" in caplog.text

@@ -182,7 +182,7 @@ def test_weights_are_packed_into_memory_that_was_allocated_early(checkpoint, mon
 def test_early_memory_is_zeroed_and_its_pages_are_allocated_until_it_is_taken():
     size = (8 << 20) + 5000
     early = EarlyMemory(size)
-    while early.num_touched < size:
+    while early.touched_bytes < size:
         time.sleep(0.001)
     memory = early.take()
     content = (ctypes.c_char * size).from_address(memory.address)

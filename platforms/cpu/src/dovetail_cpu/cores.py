@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 _NODE_FOLDER = Path("/sys/devices/system/node")
 _STATUS = Path("/proc/self/status")
-_NUMBERS = {"x86_64": (237, 239), "aarch64": (235, 236)}
+_SYSTEM_CALLS = {"x86_64": (237, 239), "aarch64": (235, 236)}
 """The numbers of the system calls `mbind` and `get_mempolicy`, by architecture."""
 _DEFAULT_POLICY, _INTERLEAVE = 0, 3
 _MAX_NODES = 1024
@@ -75,8 +75,10 @@ def spread_pages(address: int, num_bytes: int) -> None:
     mask = (ctypes.c_ulong * (_MAX_NODES // 64))()
     for node in nodes:
         mask[node // 64] |= 1 << node % 64
-    mbind, _ = _NUMBERS[platform.machine()]
-    failed = _call(mbind, address, num_bytes, _INTERLEAVE, ctypes.addressof(mask), _MAX_NODES + 1)
+    mbind, _ = _SYSTEM_CALLS[platform.machine()]
+    failed = _system_call(
+        mbind, address, num_bytes, _INTERLEAVE, ctypes.addressof(mask), _MAX_NODES + 1
+    )
     if failed:
         logger.info("Pages are not distributed over memory nodes: %s.", os.strerror(failed))
 
@@ -109,7 +111,7 @@ def _num_physical(cpus: Set[int]) -> int:
 @cache
 def _nodes() -> Set[int]:
     """Return the nodes over which to distribute memory; empty if it stays where it is written."""
-    is_known = sys.platform == "linux" and platform.machine() in _NUMBERS
+    is_known = sys.platform == "linux" and platform.machine() in _SYSTEM_CALLS
     if not is_known or not _has_default_policy():
         return frozenset()
     nodes = find_nodes(allowed_cpus())
@@ -120,12 +122,12 @@ def _nodes() -> Set[int]:
 
 def _has_default_policy() -> bool:
     policy = ctypes.c_int(-1)
-    _, get_policy = _NUMBERS[platform.machine()]
-    failed = _call(get_policy, ctypes.addressof(policy), 0, 0, 0, 0)
+    _, get_policy = _SYSTEM_CALLS[platform.machine()]
+    failed = _system_call(get_policy, ctypes.addressof(policy), 0, 0, 0, 0)
     return not failed and policy.value == _DEFAULT_POLICY
 
 
-def _call(number: int, *arguments: int) -> int:
+def _system_call(number: int, *arguments: int) -> int:
     """Make a system call. Return 0 or its error number."""
     values = [ctypes.c_long(value) for value in (number, *arguments, 0)]
     libc = ctypes.CDLL(None, use_errno=True)

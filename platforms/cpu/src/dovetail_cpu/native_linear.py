@@ -212,6 +212,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         if spec is None or shape.num_experts == 1:
             return spec
         gate_up = len(shape.part_names) == 2 * shape.num_experts
+        # Experts have no refined groups.
         return replace(spec, N=spec.N // shape.num_experts, gate_up=gate_up, refine=0)
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:

@@ -179,10 +179,14 @@ class GGUFLinearMethod(NativeLinearMethod):
                 kind=kinds[numbers[0]],
                 N=num_rows,
                 K=shape.in_features,
-                refine=self._refine if shape.num_experts == 1 else 0,
+                refine=layer.packed_spec.refine,
             )
             runs.append(Run(spec=spec, parts=range(numbers[0], numbers[-1] + 1)))
         return runs
+
+    def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
+        spec = super()._spec(layer, shape)
+        return None if spec is None else replace(spec, refine=self._refine)
 
     def _weights(self, layer: nn.Module) -> list[torch.Tensor]:
         blocks: dict[int, BlockWeight] = getattr(layer, "blocks", {})

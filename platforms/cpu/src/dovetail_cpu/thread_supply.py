@@ -1,6 +1,6 @@
 """Start the threads of torch and of the native kernels early, so that a failure can be reported.
 
-OpenMP ends the process if it cannot start a thread. So the memory for stacks and the number of
+OpenMP aborts the process if it cannot start a thread. So the memory for stacks and the number of
 threads are checked first, and the threads are started before the model uses memory.
 """
 

@@ -13,13 +13,13 @@ class EarlyMemory:
     """Memory whose pages a thread allocates, one after another, until `take` is called.
 
     The system clears each page, and the host of a virtual machine may have to provide it first,
-    which takes up to a second per GiB. num_touched: bytes whose pages are allocated.
+    which takes up to a second per GiB. touched_bytes: number of bytes whose pages are allocated.
     """
 
     def __init__(self, num_bytes: int) -> None:
         """Start the thread. Raise CapacityError if the address space is not available."""
         self._memory = NativeMemory(num_bytes)
-        self.num_touched = 0
+        self.touched_bytes = 0
         self._is_taken = False
         self._thread = threading.Thread(
             target=self._allocate, name="dovetail-early-memory", daemon=True
@@ -40,4 +40,4 @@ class EarlyMemory:
                 return
             end = min(start + _HUGE_PAGE_BYTES, size)
             self._memory.touch(start, end - start)
-            self.num_touched = end
+            self.touched_bytes = end
