@@ -159,6 +159,11 @@ def test_200_distributions_are_listed_within_the_time_limit(tmp_path: Path) -> N
         (["plugins", "list", "schedulr"], "scheduler"),
         (["--tracebak"], "--traceback"),
         (["collect-env", "surplus"], "surplus"),
+        (["explain"], 'Did you mean "plugins explain"'),
+        (["latency"], 'Did you mean "bench latency"?'),
+        (["plugins", "explain"], 'Command "plugins explain" needs KIND.'),
+        (["plugins", "show", "--load"], 'Command "plugins show" needs PLUGIN.'),
+        (["chat", "--model"], "--model requires an argument"),
     ],
 )
 def test_the_error_for_an_invalid_command_suggests_the_nearest_command(

@@ -6,7 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces import ModelContext
+from dovetail.plugins import PluginRegistry
 from dovetail.plugins.plugin_details import read_options
 from dovetail_cpu.native_library import probe_any
 from dovetail_devkit.suites.linear_method import check_linear_method
@@ -150,3 +152,13 @@ def test_logits_are_not_rounded_to_bfloat16(name):
     logits_TV = head(x_TI)
     assert logits_TV.dtype == torch.float32
     assert torch.equal(logits_TV.double(), x_TI.double() @ weight_VI.double().T)
+
+
+def test_options_of_gguf_need_the_kind_because_a_tokenizer_has_the_same_name():
+    options = {"refined_groups": "none"}
+    with pytest.raises(ConfigError, match="write 'linear_method:gguf' or 'tokenizer:gguf'"):
+        PluginRegistry(options={"gguf": options}).check_option_names([])
+    registry = PluginRegistry(options={"linear_method:gguf": options})
+    registry.check_option_names([])
+    method = registry.load("linear_method", "gguf")
+    assert registry.options_of("linear_method", method) == options

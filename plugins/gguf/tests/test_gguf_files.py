@@ -208,6 +208,16 @@ def test_the_error_for_a_missing_gguf_tensor_names_it(small_file, tmp_path):
     assert "blk.0.attn_x.weight" in GGUFFile(path).tensors
 
 
+def test_the_error_for_a_truncated_gguf_file_has_positions_in_the_file(small_file, tmp_path):
+    data = small_file.read_bytes()
+    last = max(GGUFFile(small_file).tensors.values(), key=lambda tensor: tensor.offset)
+    end = last.offset + last.num_bytes
+    path = tmp_path / "truncated.gguf"
+    path.write_bytes(data[: end - 1])
+    with pytest.raises(ModelError, match=f"ends at byte {end} of a file of {end - 1} bytes"):
+        GGUFFile(path)
+
+
 def test_an_unchanged_file_is_read_only_once(tmp_path):
     path = tmp_path / "model.gguf"
     write_file(path)

@@ -1,6 +1,7 @@
 """The routes of pooling models, with an encoder that has random weights."""
 
 import base64
+import json
 import struct
 
 import pytest
@@ -142,4 +143,7 @@ def test_the_error_of_a_pooling_route_names_the_invalid_field(pooling, path, bod
     assert reply.status in (400, 404), reply.content
     assert reply.error["param"] == param and reply.error["code"]
     assert path not in ("/v1/score", "/v1/rerank") or param in reply.error["message"]
+    if LONG in json.dumps(body):
+        assert reply.error["code"] == "context_length_exceeded"
+        assert "pass a list" not in reply.error["message"]
     assert pooling.post("/v1/embeddings", {"input": "w1"}).status == 200

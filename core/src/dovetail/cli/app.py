@@ -15,7 +15,7 @@ import traceback as tracebacks
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError
 
 from dovetail.cli.frame.config_file import ConfigFile
 from dovetail.cli.frame.help_page import FLAG, HelpFormatter
@@ -233,7 +233,27 @@ def explain(error: CycloptsError) -> str:
     if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):
         return f"Unknown option: {words[0]}.{nearest(words[0], _FRAME_OPTIONS)}"
     error.verbose = False
-    return str(error)
+    message = str(error)
+    if "Did you mean" in message:
+        return message
+    if isinstance(error, UnknownCommandError) and words:
+        similar = [name for name in _all_commands() if name.split()[1:] == words[:1]]
+        if similar:
+            choices = " or ".join(f'"{name}"' for name in similar)
+            return f'Unknown command "{words[0]}". Did you mean {choices}?'
+    if isinstance(error, MissingArgumentError) and error.keyword is None:
+        argument, command = error.argument, " ".join(error.command_chain or ())
+        if argument is not None and not argument.tokens:
+            return f'Command "{command}" needs {argument.name}.'
+    return message
+
+
+def _all_commands() -> list[str]:
+    """Return the words of all commands, also of installed packages."""
+    from dovetail.plugins.metadata.commands import find_commands
+
+    built_in = [words for words, *_ in COMMANDS]
+    return [*built_in, *(command.words for command in find_commands(built_in).usable)]
 
 
 def _complain(message: str) -> None:

@@ -22,7 +22,7 @@ from dovetail.plugins.selection import UNKNOWN, Explanation, Verdict
 if TYPE_CHECKING:
     from dovetail.interfaces import AttentionRequirements
 
-_KIND_HELP = "The kind of plugin, such as attention."
+_KIND_HELP = "The kind of plugin, such as attention; `dovetail plugins list` shows all kinds."
 _JSON_HELP = "Write a JSON object instead of a table."
 _ASSUME_HELP = "Explain for a device that is not here: PLATFORM:ARCHITECTURE, such as cuda:sm_90."
 _MODEL_HELP = "Directory or name of a model; not needed for all kinds of plugins."

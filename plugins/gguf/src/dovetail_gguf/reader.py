@@ -293,11 +293,10 @@ class _Part:
                 f"{kind.name} contain {kind.num_values} values"
             )
         num_bytes = num_values // kind.num_values * kind.num_bytes
-        if offset % self.alignment or begin + offset + num_bytes > len(self.memory):
-            raise _Damaged(
-                f"the tensor {name!r:.200} has {num_bytes} bytes at offset {offset}, but the file "
-                f"has only {len(self.memory)} bytes"
-            )
+        if offset % self.alignment:
+            raise _Damaged(f"the tensor {name!r:.200} has the unaligned offset {offset}")
+        if (end := begin + offset + num_bytes) > (size := len(self.memory)):
+            raise _Damaged(f"the tensor {name!r:.200} ends at byte {end} of a file of {size} bytes")
         return TensorInfo(
             name=name,
             shape=shape,

@@ -100,10 +100,11 @@ def take_token_ids(
         count = None
     shown = f"more than {longest}" if count is None else count
     room = " must leave room for one output token" if num_outputs else ""
+    remedy = "set" if known_length else "pass a list and set"
     raise RequestError(
         f"the prompt has {shown} tokens, but at most {longest} fit: max_model_len="
-        f"{max_model_len}{room}. Shorten the prompt, or pass a "
-        f"list and set truncate_prompt_tokens={longest}.",
+        f"{max_model_len}{room}. Shorten the prompt, or {remedy} "
+        f"truncate_prompt_tokens={longest}.",
         parameter="prompt",
     )
 

@@ -28,6 +28,9 @@ _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?!v[12]/)(?:[\w.@+-]+/)+[
 _TUPLE = re.compile(r"(?<=\w)=\((.*?),?\)(?= )")
 """A tuple in an error message, for example "=(1, 2)". JSON writes it in brackets."""
 
+_TEXTS = ("prompt", "queries", "documents")
+"""The parameters of the engine that contain a text or token ids."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -164,6 +167,7 @@ def _rejection(error: RequestError, names: Mapping[str, str]) -> APIError:
         message = param + message.removeprefix(error.parameter)
     message = _TUPLE.sub(r"=[\1]", message).replace(" must be None or ", " must be null or ")
     code = "invalid_value"
-    if error.parameter == "prompt" and "max_model_len" in message:
+    too_long = "max_model_len" in message or "(max_prompt_chars)" in message
+    if whole in _TEXTS and too_long:
         code = "context_length_exceeded"
     return APIError(message, code=code, param=param or None)

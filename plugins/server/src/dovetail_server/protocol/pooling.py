@@ -84,7 +84,12 @@ def read_texts(name: str, value: object) -> list[str]:
 
 def document_texts(documents: Sequence[str | dict[str, Any]]) -> list[str]:
     """Return the texts of documents. Raise APIError that names an invalid one."""
-    texts = [item.get("text") if isinstance(item, dict) else item for item in documents]
+    for index, item in enumerate(documents):
+        if isinstance(item, dict) and not isinstance(item.get("text"), str):
+            param = f"documents[{index}]"
+            message = f'{param} must be a string, or an object with a string "text".'
+            raise APIError(message, code="invalid_type", param=param)
+    texts = [item["text"] if isinstance(item, dict) else item for item in documents]
     return read_texts("documents", texts)
 
 
