@@ -86,3 +86,23 @@ def test_experts_of_one_block_type_run_in_one_call_and_mixed_types_run_separatel
             output = second_EOI[expert] @ inner + second_EO[expert]
             want_TD[token] += float(weights_TK[token, place]) * output
     assert (got_TD.double() - want_TD).norm() < 0.02 * want_TD.norm()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "is_block", [lambda _: True, lambda n: n in (2, 3)], ids=["one call", "separate experts"]
+)
+def test_experts_have_no_refined_groups(is_block):
+    from dovetail_cpu.quantized_linear import GGUFLinearMethod
+
+    x_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    experts_TK = torch.tensor([[0, 2], [1, 0], [2, 1]] * 3)
+    weights_TK = torch.rand(9, 2, generator=torch.Generator().manual_seed(4))
+    outputs = []
+    for groups in ("none", "most"):
+        method = GGUFLinearMethod({"refined_groups": groups})
+        gate_up, _, _ = q8_experts(method, 64, ("gate", "up"), 1, is_block)
+        down, _, _ = q8_experts(method, 64, ("down",), 2, is_block)
+        layers = ExpertLayers(gate_up=gate_up, down=down, ops=TorchOps())
+        outputs.append(method.apply_experts(layers, x_TD, experts_TK, weights_TK))
+    assert torch.equal(*outputs)

@@ -75,7 +75,7 @@ def test_the_log_contains_the_number_of_threads_and_its_reason(machine, caplog, 
 @pytest.mark.parametrize(
     ("num_threads", "most", "says"),
     [
-        (96, 64, ("64 of 96 threads", "their team has no more")),
+        (96, 64, ("64 of 96 threads", "a team has at most 64 threads")),
         (8, 3, ("3 of 8 threads", "the system permits no more", "pids.max")),
     ],
 )

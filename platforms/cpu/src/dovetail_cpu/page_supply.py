@@ -59,7 +59,7 @@ class PageSupply:
             thread = threading.Thread(target=self._supply, name="dovetail-page-supply", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the process may have no more threads
+            except RuntimeError as error:  # the limit on threads may be reached
                 logger.warning("Pages of the KV cache are not allocated ahead of use: %s.", error)
                 self._wanted = self._num_rows
                 return

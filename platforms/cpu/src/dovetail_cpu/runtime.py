@@ -72,7 +72,7 @@ class CPURuntime:
         torch.set_num_threads(1)
         logger.info("Native kernels compute on %d threads, torch on one.", self._team_size)
         if self._team_size < self.num_threads:
-            reason = "their team has no more threads"
+            reason = f"a team has at most {_MAX_TEAM} threads"
             if self._team_size < _MAX_TEAM:
                 reason = "the system permits no more (ulimit -u, pids.max of the cgroup)"
             logger.warning(

@@ -100,7 +100,7 @@ class PackedCache:
         saving = threading.Thread(target=self._write, args=(entries,), name="dovetail-packed-cache")
         try:
             saving.start()
-        except RuntimeError as error:  # the process may have no more threads
+        except RuntimeError as error:  # the limit on threads may be reached
             logger.warning("Packed weights cannot be cached in %s: %s.", self._folder.path, error)
         else:
             self._saving = saving

@@ -92,7 +92,7 @@ class PackedFile:
         with ThreadPoolExecutor(num_threads) as pool:
             try:
                 results = pool.map(is_valid, order)
-            except RuntimeError:  # the process may have no more threads
+            except RuntimeError:  # the limit on threads may be reached
                 results = map(is_valid, order)
             for name, valid in zip(order, results, strict=True):
                 if not valid:

@@ -36,7 +36,7 @@ class PackedPrefetch:
         )
         try:
             self._thread.start()
-        except RuntimeError:  # the process may have no more threads; the worker reads the file
+        except RuntimeError:  # the limit on threads may be reached; the worker reads the file
             self._file = None
 
     def take(self, fd: int) -> PackedFile | None:

@@ -95,7 +95,7 @@ def _early_memory(model_dir: Path) -> EarlyMemory | None:
     from dovetail_cpu.preparation.early_memory import EarlyMemory  # needs the native kernels
 
     memory = read_memory()
-    # RuntimeError: the process may have no more threads.
+    # RuntimeError: the limit on threads may be reached.
     with suppress(DovetailError, OSError, RuntimeError):
         num_bytes = sum(path.stat().st_size for path in find_weight_files(model_dir))
         available = min(memory.get("available", 0), memory.get("limit", 1 << 62))

@@ -29,7 +29,7 @@ def preload_torch() -> threading.Thread | None:
     thread = threading.Thread(target=_load, args=(folder,), name="dovetail-torch-libraries")
     try:
         thread.start()
-    except RuntimeError:  # the process may have no more threads; `import torch` loads them
+    except RuntimeError:  # the limit on threads may be reached; `import torch` loads them
         return None
     return thread
 
