@@ -119,7 +119,7 @@ def test_a_command_uses_the_options_of_the_configuration_file(
         ("model: a: b", "is not valid YAML"),
         ("model: [", "is not valid YAML"),
         ("model: \x00", "is not valid YAML"),
-        (b"model: \xff", "cannot be read"),
+        (b"model: \xff", "cannot be read: byte 7 is not UTF-8. Specify a text file."),
         ("plugin-options: " + "[" * (MAX_DEPTH + 1), "levels deep"),
         ("plugin-options: " + "[" * 30_000, "levels deep"),
         ("hooks: [" + "a," * 12_000 + "]", "more than 10000 values"),
@@ -148,7 +148,10 @@ def test_a_configuration_file_with_nested_yaml_aliases_is_rejected(
 
 def test_a_missing_configuration_file_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--config", "/no/such.yaml", "--model", "demo", "x"]) == 2
-    assert "--config /no/such.yaml cannot be read" in capsys.readouterr().err
+    assert (
+        "--config /no/such.yaml cannot be read: No such file or directory."
+        in capsys.readouterr().err
+    )
 
 
 def test_an_empty_configuration_file_changes_no_option(write, show) -> None:

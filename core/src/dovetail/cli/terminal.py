@@ -144,8 +144,13 @@ def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_B
     """
     try:
         text = _read_file(file, max_bytes)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{option} {file} cannot be read: byte {error.start} is not UTF-8. Specify a text file."
+        ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {file} cannot be read: {error}.") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{option} {file} cannot be read: {reason}.") from None
     if text is None:
         raise ConfigError(f"{option} {file} has more than {max_bytes} bytes; use a smaller file.")
     return text
