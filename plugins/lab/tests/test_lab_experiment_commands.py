@@ -140,6 +140,7 @@ def test_flags_override_fields_of_the_file(folder, capsys):
         (["--policies", "fcfs", "--trace", "chat", "--slo", "ttft=5"], "slo='ttft=5'"),
         (["--policies", "fcfs", "--trace", "chat", "--jobs", "-2"], "--jobs -2"),
         (["--policies", "fcsf", "--trace", "chat"], "Did you mean 'fcfs'"),
+        (["--policies", "fcfs,stff", "--trace", "chat"], "There is no scheduler plugin 'stff'"),
         (["--policies", "fcfs", "--trace", "chat", "--step-times", "gpu"], "step_times='gpu'"),
         (["--policies", "fcfs", "--trace", "azure:code", "--requests", "9000"], "8,819 rows"),
         (["none.toml", "--policies", "fcfs"], "cannot be read"),

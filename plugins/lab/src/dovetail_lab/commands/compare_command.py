@@ -11,7 +11,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
-from dovetail.errors import UserError
+from dovetail.errors import PluginNotFoundError, UserError
+from dovetail.plugins import PluginRegistry
 from dovetail_lab.commands.experiment_options import (
     DEFAULT_OPTIONS,
     DEFAULT_RUN,
@@ -53,6 +54,7 @@ def compare(
 ) -> int:
     """Compare scheduling policies on the same workloads, with paired statistics."""
     spec = experiment_spec(file, policies, experiment)
+    _check_names(spec)
     if report:
         _require_matplotlib()
     with progress_bar(spec.name) as show:
@@ -91,6 +93,21 @@ def experiment_spec(
             "no policies are specified. Write --policies fcfs,vtc or name an experiment file."
         )
     return experiment.make_spec(fields)
+
+
+def _check_names(spec: ExperimentSpec) -> None:
+    """Raise PluginNotFoundError for a policy that is named but not installed, before any run."""
+    registry = PluginRegistry()
+    for policy in spec.policies:
+        if ":" in policy.policy:  # a class, which is imported in a worker process only
+            continue
+        try:
+            registry.describe("scheduler", policy.policy)
+        except PluginNotFoundError as rejection:
+            try:
+                registry.describe("policy", policy.policy)
+            except PluginNotFoundError:
+                raise rejection from None
 
 
 def print_results(results: Results) -> None:
