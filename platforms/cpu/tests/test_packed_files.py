@@ -1,7 +1,10 @@
 """Files of packed weights and their directory: integrity, ownership and the size limit."""
 
 import os
+import signal
 import stat
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,13 @@ from dovetail_cpu.packed_cache.packed_file import (
     MAGIC,
     PAGE_BYTES,
     PackedEntry,
+    PackedFile,
     PackedFileError,
+    map_packed,
     read_packed,
     write_packed,
 )
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch
 from dovetail_torch.cache_folder import FolderError
 
 KEY = {"weights": "abc", "formats": ["x/1"]}
@@ -214,3 +220,41 @@ def test_deleting_a_missing_packed_file_is_not_an_error(folder):
     folder.drop("a")
     assert names(folder) == []
     assert isinstance(folder.path, Path)
+
+
+def test_a_named_pipe_in_the_directory_is_rejected_without_waiting(folder):
+    store(folder, "b", 8)
+    os.mkfifo(folder.path / f"a{ENDING}")
+    signal.alarm(10)  # without a writer, opening a pipe waits forever
+    try:
+        with pytest.raises(FolderError, match="unexpected type"):
+            folder.open("a")
+    finally:
+        signal.alarm(0)
+
+
+def test_other_objects_in_the_directory_do_not_prevent_a_write(folder):
+    store(folder, "a", 40)
+    (folder.path / f"link{ENDING}").symlink_to("missing")
+    (folder.path / f"directory{ENDING}").mkdir()
+    os.utime(folder.path / f"directory{ENDING}", ns=(0, 0))  # the first one to be deleted
+    store(folder, "b", folder.max_bytes)
+    assert set(names(folder)) == {"b", "directory"}
+
+
+def test_numbers_of_the_index_that_are_not_finite_are_rejected(tmp_path):
+    index = b'{"key": 1, "size": 1e999, "entries": []}'
+    header = struct.pack("<16s4I", MAGIC, 1, len(index), zlib.crc32(index), 0)
+    (tmp_path / "one").write_bytes(header + index)
+    with pytest.raises(PackedFileError, match="cannot be parsed"):
+        read(tmp_path / "one")
+
+
+def test_prefetched_weights_are_not_used_if_the_verification_has_no_memory(path, monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise MemoryError
+
+    monkeypatch.setattr(PackedFile, "verify", refuse)
+    with path.open("rb") as file:
+        prefetch = PackedPrefetch(map_packed(file.fileno()), num_threads=1)
+        assert prefetch.take(file.fileno()) is None

@@ -51,10 +51,10 @@ class CacheFolder:
         if not self.path.exists():
             return None
         self._check()
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = os.open(
-                self.path / (name + self.ending), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            fd = os.open(self.path / (name + self.ending), flags)
         except FileNotFoundError:
             return None
         try:
@@ -119,7 +119,12 @@ class CacheFolder:
 
     def _delete_old(self, num_bytes: int) -> None:
         """Delete the least recently used files until there is space for `num_bytes` more."""
-        files = [(path.stat(), path) for path in self.path.glob(f"*{self.ending}")]
+        files = []
+        for path in self.path.glob(f"*{self.ending}"):
+            with suppress(OSError):  # deleted meanwhile
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    files.append((status, path))
         files.sort(key=lambda pair: pair[0].st_mtime_ns)
         total = sum(status.st_size for status, _ in files)
         for status, path in files:

@@ -152,7 +152,7 @@ def _read_index(mapped: memoryview) -> tuple[Any, list[tuple[str, int, int, int]
         index = json.loads(text)
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
         size, key = int(index["size"]), index["key"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PackedFileError(f"the index of the file cannot be parsed ({error})") from error
     if size != len(mapped):
         raise PackedFileError(f"the file has {len(mapped)} bytes, expected {size}")

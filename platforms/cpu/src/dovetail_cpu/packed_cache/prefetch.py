@@ -30,7 +30,7 @@ class PackedPrefetch:
         """Start the thread."""
         self._file: PackedFile | None = file
         self._identity, self._num_threads = file.identity, num_threads
-        self._is_cancelled = False
+        self._is_cancelled = self._is_verified = False
         self._thread = threading.Thread(
             target=self._verify, args=(file,), name="dovetail-packed-prefetch", daemon=True
         )
@@ -49,8 +49,8 @@ class PackedPrefetch:
             self.cancel()
             return None
         self._thread.join()
-        self._file, verified = None, self._file
-        return verified
+        self._file, file = None, self._file
+        return file if self._is_verified else None
 
     def cancel(self) -> None:
         """Stop reading, and release the memory, unless `take` has returned it."""
@@ -60,8 +60,10 @@ class PackedPrefetch:
     def _verify(self, file: PackedFile) -> None:
         try:
             file.verify(self._num_threads, is_cancelled=lambda: self._is_cancelled)
-        except _FAILURES:
+        except (*_FAILURES, MemoryError):
             self._file = None
+        else:
+            self._is_verified = True
 
 
 def find_packed(folder: CacheFolder, model_dir: Path) -> PackedFile | None:
