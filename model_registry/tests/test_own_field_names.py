@@ -9,6 +9,7 @@ import torch
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
+from dovetail_models.config_reader import read_number, read_optional
 from dovetail_models.families.bert import BertModel
 from dovetail_models.families.bloom import BloomForCausalLM
 from dovetail_models.families.distilbert import DistilBertModel
@@ -143,3 +144,17 @@ def test_a_long_list_of_layer_types_is_shortened_in_the_error():
     with pytest.raises(ModelError, match="a list of 3 values") as caught:
         check_layer_types(["x" * 1000] * 1000, 3)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("read", [read_number, read_optional])
+def test_a_number_that_does_not_fit_into_a_float_is_rejected_with_its_field(read: Any) -> None:
+    arguments = ({"theta": 10**400}, "theta", 1.0)
+    with pytest.raises(ModelError, match=r"theta is an integer of \d+ bits; it must be"):
+        read(*arguments[: 2 + (read is read_number)])
+
+
+@pytest.mark.parametrize("value", [[], {}, ""])
+def test_an_empty_value_is_not_an_absent_number(value: object) -> None:
+    with pytest.raises(ModelError, match=r"clip_qkv is .* must be a positive number"):
+        read_optional({"clip_qkv": value}, "clip_qkv")
+    assert [read_optional({"clip_qkv": value}, "clip_qkv") for value in (None, 0, False)] == [0] * 3

@@ -6,7 +6,7 @@ and their defaults.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,14 +45,14 @@ def read_number(config: Config, field: str, default: float) -> float:
     if value is None:
         value = default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
+    if not is_number or not 0 < value <= sys.float_info.max:
         raise _wrong(config, field, value, "a positive number")
     return float(value)
 
 
 def read_optional(config: Config, field: str) -> float:
-    """Return a positive number, or 0 if the field is absent, null or 0."""
-    return read_number(config, field, 1.0) if config.get(field) else 0.0
+    """Return a positive number, or 0 if the field is absent, null, false or 0."""
+    return 0.0 if config.get(field) in (None, 0) else read_number(config, field, 1.0)
 
 
 def read_flag(config: Config, field: str, default: bool = False) -> bool:
