@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail_cpu.packed_cache.folder import ENDING, packed_folder
+from dovetail.errors import ConfigError
+from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache.folder import (
+    CACHE_VARIABLE,
+    ENDING,
+    chosen_folder,
+    packed_folder,
+)
 from dovetail_cpu.packed_cache.packed_file import (
     MAGIC,
     PAGE_BYTES,
@@ -258,3 +265,22 @@ def test_prefetched_weights_are_not_used_if_the_verification_has_no_memory(path,
     with path.open("rb") as file:
         prefetch = PackedPrefetch(map_packed(file.fileno()), num_threads=1)
         assert prefetch.take(file.fileno()) is None
+
+
+def test_a_path_that_cannot_exist_is_rejected_with_the_option_or_the_variable(monkeypatch):
+    for path, reason in (("~no-such-user/x", "no home directory"), ("a\0b", "null character")):
+        with pytest.raises(ConfigError, match=f"packed_cache=.*{reason}"):
+            chosen_folder(CPUWorkerOptions(packed_cache=path))
+    monkeypatch.setenv(CACHE_VARIABLE, "~no-such-user/x")
+    with pytest.raises(ConfigError, match=f"{CACHE_VARIABLE}=.*no home directory"):
+        chosen_folder(CPUWorkerOptions())
+
+
+def test_a_user_without_home_directory_has_no_cache_by_default(monkeypatch):
+    def refuse(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "expanduser", refuse)
+    assert chosen_folder(CPUWorkerOptions()) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dovetail.errors import ConfigError
+from dovetail.value_checks import shorten
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_torch.cache_folder import CacheFolder, user_cache_folder
 
@@ -26,11 +28,24 @@ def packed_folder(path: Path, max_bytes: int) -> CacheFolder:
 
 
 def chosen_folder(options: CPUWorkerOptions) -> CacheFolder | None:
-    """Return the directory that the options and the environment select, or None for no cache."""
-    directory = options.packed_cache
+    """Return the directory that the options and the environment select, or None for no cache.
+
+    None also if the user has no home directory for the default. Raises ConfigError, with the
+    option or the variable, for a path that cannot exist.
+    """
+    name, directory = "packed_cache", options.packed_cache
     if directory == "auto":
-        directory = os.environ.get(CACHE_VARIABLE) or str(default_folder())
+        name, directory = CACHE_VARIABLE, os.environ.get(CACHE_VARIABLE, "")
     if directory == OFF:
         return None
-    path = Path(directory).expanduser().absolute()
+    try:
+        path = Path(directory).expanduser().absolute() if directory else default_folder()
+    except RuntimeError:  # no home directory
+        if not directory:
+            return None
+        raise ConfigError(
+            f"{name}={shorten(directory)}: this user has no home directory; use an absolute path."
+        ) from None
+    if "\0" in directory:
+        raise ConfigError(f"{name}={shorten(directory)} has a null character.")
     return packed_folder(path, int(options.packed_cache_gib * _GIB))

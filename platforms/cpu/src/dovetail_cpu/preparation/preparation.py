@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.errors import DovetailError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.machine import read_memory
 from dovetail.processes.affinity import allowed_cpus
 from dovetail_cpu.native_library import probe_fast
@@ -64,9 +64,9 @@ class Preparation:
         keys = [key for key in _OPTION_KEYS if key in config.plugin_options]
         try:
             options = CPUWorkerOptions(**(config.plugin_options[keys[0]] if keys else {}))
-        except (TypeError, ValueError):
+            folder, model_dir = chosen_folder(options), config.model.model_dir
+        except (TypeError, ValueError, ConfigError):
             return  # reported when the worker is loaded
-        folder, model_dir = chosen_folder(options), config.model.model_dir
         file = None
         if folder is not None and folder.path.is_dir():
             file = find_packed(folder, model_dir)
