@@ -121,6 +121,16 @@ def test_a_plugin_selected_by_class_can_have_options(acme):
 def test_plugin_options_must_be_a_mapping(acme):
     with pytest.raises(ConfigError, match="'fair' is 3; write its options as a mapping"):
         acme(fair=3).check_option_names([])
+    with pytest.raises(ConfigError, match="'fair' has the option 1, which is not a string"):
+        acme(fair={1: 2}).check_option_names([])
+
+
+def test_plugin_options_that_are_nested_too_deeply_are_rejected(acme):
+    nested = []
+    for _ in range(sys.getrecursionlimit()):
+        nested = [nested]
+    with pytest.raises(ConfigError, match="plugin_options: the options are nested too deeply"):
+        acme(fair={"weight": nested})
 
 
 def test_plugin_options_given_under_two_names_of_one_plugin_are_rejected(acme):

@@ -90,3 +90,19 @@ def test_the_number_of_documents_is_limited(tmp_path):
         with pytest.raises(RequestError, match="max_prompts") as caught:
             llm.score("w1", [""] * (maximum + 1), use_tqdm=False)
         assert caught.value.parameter == "documents"
+
+
+class Unhashable(str):
+    """A string whose own methods fail."""
+
+    __slots__ = ()
+
+    def __hash__(self):
+        raise RuntimeError("the caller's method was called")
+
+    __eq__ = __len__ = __hash__
+
+
+def test_methods_of_subclasses_of_str_are_not_called(tmp_path):
+    with open_model(tmp_path, "embedding") as llm:
+        assert scores(llm, "w1", [Unhashable("w2")]) == scores(llm, "w1", "w2")

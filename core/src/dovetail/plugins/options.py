@@ -26,7 +26,13 @@ class PluginOptions:
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        self._given: Mapping[str, Any] = freeze(options or {})
+        try:
+            self._given: Mapping[str, Any] = freeze(options or {})
+        except RecursionError:
+            raise ConfigError(
+                "plugin_options: the options are nested too deeply; use fewer levels of lists and "
+                "mappings."
+            ) from None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -46,11 +52,17 @@ class PluginOptions:
                     f"plugin_options: there is no plugin {shorten(key)}.{nearest(key, names)} "
                     "Use a plugin's name, 'kind:name', or the class path as it was requested."
                 )
-            if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value):
+            if not isinstance(value, Mapping):
                 raise ConfigError(
                     f"plugin_options: {shorten(key)} is {shorten(value)}; write its options as a "
                     "mapping."
                 )
+            for option in value:
+                if not isinstance(option, str):
+                    raise ConfigError(
+                        f"plugin_options: {shorten(key)} has the option {shorten(option)}, which "
+                        "is not a string; options are named by strings."
+                    )
             if len(kinds := kinds_of.get(key, [])) > 1:
                 choices = " or ".join(f"'{kind}:{key}'" for kind in kinds)
                 raise ConfigError(

@@ -17,6 +17,7 @@ from operator import mul
 from dovetail.errors import RequestError, UserError
 from dovetail.outputs import PoolingOutput, PoolingRequestOutput
 from dovetail.pooling_params import EMBED, SCORE, TOKEN_EMBED
+from dovetail.value_checks import plain_text
 
 Vector = Sequence[float]
 _sumprod: Callable[[Iterable[float], Iterable[float]], float] = getattr(
@@ -99,7 +100,7 @@ def _texts(name: str, value: object) -> list[str]:
         if not isinstance(item, str):
             entry = _entry(name, index, len(listed))
             raise RequestError(f"{entry} is not a string.", parameter=entry)
-    return list(listed)
+    return [plain_text(item) for item in listed]
 
 
 def _entry(name: str, index: int, count: int) -> str:
