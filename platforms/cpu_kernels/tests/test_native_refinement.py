@@ -34,7 +34,7 @@ def level(request):
 
 
 class Weight:
-    """A packed weight of random bytes [N, K], with finite scales. `exact` is its value."""
+    """A random packed weight [N, K]. Its scales are finite."""
 
     def __init__(self, kind, N, K, *, group=0, refine=0, gate_up=False):
         self.generator = torch.Generator().manual_seed(N)
