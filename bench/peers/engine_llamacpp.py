@@ -75,17 +75,9 @@ class LlamaCppEngine:
         room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
         if room == self._room or (self._keeps_prefix and room <= self._room):
             return
-        native = self._native
         if self._context is not None:
-            native.llama_free(self._context)
-        params = native.llama_context_default_params()
-        params.n_seq_max, params.n_ctx = room[0], room[0] * room[1]
-        params.n_batch, params.n_ubatch = MAX_BATCH_TOKENS, MAX_MICRO_BATCH
-        params.n_threads = params.n_threads_batch = self._threads
-        params.kv_unified, params.no_perf = False, True
-        for name, value in self._options.items():
-            setattr(params, name, value)
-        self._context = native.llama_init_from_model(self._model, params)
+            self._native.llama_free(self._context)
+        self._context = self._create_context(*room)
         if not self._context:
             raise RuntimeError(
                 f"llama.cpp cannot create a context for {room[0]} requests of {room[1]} tokens"
@@ -101,14 +93,9 @@ class LlamaCppEngine:
 
         With the option keep_prefix, a repeated prompt keeps its cache, except for the last token.
         """
-        native = self._native
-        memory = native.llama_get_memory(self._context)
-        num_kept = 0
-        if self._keeps_prefix and list(prompts) == [self._kept]:
-            num_kept = len(self._kept) - 1
-            native.llama_memory_seq_rm(memory, 0, num_kept, -1)
-        else:
-            native.llama_memory_clear(memory, False)
+        repeated = self._keeps_prefix and list(prompts) == [self._kept]
+        num_kept = len(self._kept) - 1 if repeated else 0
+        self._shorten_cache(num_kept)
         self._kept = list(prompts[0]) if self._keeps_prefix and len(prompts) == 1 else []
         streams = [
             Stream(row=row, prompt=prompt, num_wanted=length)
@@ -124,6 +111,25 @@ class LlamaCppEngine:
         """Return the versions of the binding, and the instruction sets of its library."""
         system = self._native.llama_print_system_info().decode().strip(" |")
         return {"llama-cpp-python": version("llama-cpp-python"), "llama.cpp for": system[:300]}
+
+    def _create_context(self, num_streams: int, stream_size: int) -> Any:
+        """Return a context for this number of requests of `stream_size` tokens; None on failure."""
+        params = self._native.llama_context_default_params()
+        params.n_seq_max, params.n_ctx = num_streams, num_streams * stream_size
+        params.n_batch, params.n_ubatch = MAX_BATCH_TOKENS, MAX_MICRO_BATCH
+        params.n_threads = params.n_threads_batch = self._threads
+        params.kv_unified, params.no_perf = False, True
+        for name, value in self._options.items():
+            setattr(params, name, value)
+        return self._native.llama_init_from_model(self._model, params)
+
+    def _shorten_cache(self, num_kept: int) -> None:
+        """Remove all tokens from the cache, except for the first `num_kept` of stream 0."""
+        memory = self._native.llama_get_memory(self._context)
+        if num_kept:
+            self._native.llama_memory_seq_rm(memory, 0, num_kept, -1)
+        else:
+            self._native.llama_memory_clear(memory, False)
 
     def _make_batch(self) -> None:
         """Create the batch once, with columns that numpy writes and one stream per token."""
@@ -159,12 +165,17 @@ class LlamaCppEngine:
                 running.append(waiting.pop(0))
         self._samples[:num_tokens] = 0
         self._samples[[index for _, index in sampling]] = 1
-        self._batch.n_tokens = num_tokens
-        code = self._native.llama_decode(self._context, self._batch)
+        code = self._decode(num_tokens)
         if code:
             raise RuntimeError(f"llama_decode returned {code}")
         for stream, index in sampling:
             self._take(stream, index, running)
+
+    def _decode(self, num_tokens: int) -> int:
+        """Run the model on the batch's first `num_tokens` entries. Return llama.cpp's code."""
+        self._batch.n_tokens = num_tokens
+        code: int = self._native.llama_decode(self._context, self._batch)
+        return code
 
     def _put(self, index: int, tokens: list[int], position: int, row: int) -> None:
         where = slice(index, index + len(tokens))

@@ -39,6 +39,7 @@ FILE_VARIABLE = "DOVETAIL_PEERS"
 PACKAGES = {
     OURS: "dovetail",
     "llamacpp": "llama_cpp",
+    "ikllamacpp": "numpy",  # its library is not a package
     "openvino": "openvino_genai",
     "transformers": "transformers",
     "vllm": "vllm",

@@ -252,7 +252,7 @@ def test_the_compared_engines_are_read_from_the_file_and_the_environment(tmp_pat
     by_name = {contender.name: contender for contender in discovered}
     assert discovered[0].name == "dovetail" and discovered[0].python == sys.executable
     assert "vllm" in absent and "vllm" not in by_name
-    assert "adapter" in absent["stray"]
+    assert "adapter" in absent["stray"] and "model" in absent["ikllamacpp"]
     assert by_name["dovetail-cold"].models == discovered[0].models
     other = by_name["other"]
     assert other.model_for(Path("/somewhere/m"), "bf16") == f"{tmp_path}/m-bf16"
