@@ -102,12 +102,8 @@ def parts_of(sizes, blocks):
     )
 
 
-def test_the_results_of_a_request_do_not_depend_on_other_requests():
-    torch.manual_seed(0)
-    sizes, blocks, num_tokens = (3, 1, 40, 1), (5, 2, 7, 4), 45
-    x_TC, weight_CW = torch.randn(num_tokens, 72).bfloat16(), torch.randn(72, 4).bfloat16()
-    conv_states = torch.randn(9, 3, 72).bfloat16()
-    states = torch.randn(9, 4, 24, 40)
+def attention(num_tokens):
+    """Return random inputs with the delta rule, and states of nine blocks."""
     inputs = LinearAttentionInputs(
         q_TGK=torch.randn(num_tokens, 2, 24).bfloat16(),
         k_TGK=torch.randn(num_tokens, 2, 24).bfloat16(),
@@ -118,6 +114,15 @@ def test_the_results_of_a_request_do_not_depend_on_other_requests():
         beta_TH=torch.randn(num_tokens, 4).bfloat16(),
         key_eps=1e-6,
     )
+    return inputs, torch.randn(9, 4, 24, 40)
+
+
+def test_the_results_of_a_request_do_not_depend_on_other_requests():
+    torch.manual_seed(0)
+    sizes, blocks, num_tokens = (3, 1, 40, 1), (5, 2, 7, 4), 45
+    x_TC, weight_CW = torch.randn(num_tokens, 72).bfloat16(), torch.randn(72, 4).bfloat16()
+    conv_states = torch.randn(9, 3, 72).bfloat16()
+    inputs, states = attention(num_tokens)
 
     def run(tokens, parts):
         own_conv, own_states = conv_states.clone(), states.clone()
@@ -146,6 +151,25 @@ def test_the_results_of_a_request_do_not_depend_on_other_requests():
     again = run(slice(4, 44), divided)
     assert torch.equal(again[1], together[1][4:44])
     assert torch.equal(again[3][7], together[3][7])
+
+
+@at_every_level
+@pytest.mark.parametrize("rule", [True, False], ids=["delta rule", "plain"])
+def test_a_nan_in_the_gates_of_linear_attention_reaches_all_later_results(level, rule):
+    torch.manual_seed(0)
+    inputs, states = attention(45)
+    inputs = replace(inputs, beta_TH=inputs.beta_TH if rule else None)
+    parts = parts_of((3, 1, 40, 1), (5, 2, 7, 4))
+    clean = NativeOps().linear_attention(inputs, states.clone(), parts)
+    assert clean.isfinite().all()
+    for name in ("steps_TH", "beta_TH") if rule else ("steps_TH",):
+        changed = replace(inputs, **{name: getattr(inputs, name).clone()})
+        getattr(changed, name)[10, 2] = torch.nan
+        own = states.clone()
+        result = NativeOps().linear_attention(changed, own, parts)
+        assert result[10:44, 2].isnan().all() and own[7, 2].isnan().all(), name
+        result[10:44, 2] = clean[10:44, 2]
+        assert torch.equal(result, clean)
 
 
 @pytest.mark.parametrize("change", ["float16", "strided channels", "wide kernel"])
@@ -256,3 +280,28 @@ def test_tensors_of_different_sizes_do_not_reach_the_kernel(field):
     changed = replace(inputs, **{field: getattr(inputs, field)[..., :20]})
     with pytest.raises(RuntimeError, match=r"\(24\).*\(20\)|\(20\).*\(24\)"):
         NativeOps().gated_recurrence(changed, before, parts_of([5], [1]))
+
+
+@pytest.mark.parametrize("field", ["steps_TH", "step_bias_H", "rates_H", "beta_TH"])
+def test_attention_inputs_of_different_sizes_do_not_reach_the_kernel(field):
+    inputs, states = attention(5)
+    changed = replace(inputs, **{field: getattr(inputs, field)[..., :3]})
+    with pytest.raises(RuntimeError, match=r"\(4\).*\(3\)|\(3\).*\(4\)"):
+        NativeOps().linear_attention(changed, states, parts_of([5], [1]))
+
+
+def test_a_bias_of_another_size_does_not_reach_the_convolution():
+    x_TC, weight_CW = torch.randn(5, 24).bfloat16(), torch.randn(24, 4).bfloat16()
+    states, bias_C = torch.zeros(3, 3, 24).bfloat16(), torch.randn(20).bfloat16()
+    with pytest.raises(RuntimeError, match=r"\(24\).*\(20\)|\(20\).*\(24\)"):
+        NativeOps().causal_conv(x_TC, weight_CW, bias_C, states, parts_of([5], [1]))
+
+
+def test_attention_factors_of_a_different_dtype_use_torch():
+    torch.manual_seed(0)
+    inputs, states = attention(5)
+    inputs = replace(inputs, step_bias_H=inputs.step_bias_H.double())
+    parts, own = parts_of([4, 1], [1, 2]), states.clone()
+    expected = TorchOps().linear_attention(inputs, own, parts)
+    assert torch.equal(NativeOps().linear_attention(inputs, states, parts), expected)
+    assert torch.equal(states, own)

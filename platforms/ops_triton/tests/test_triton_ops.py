@@ -1,7 +1,9 @@
 """Triton's ops without a GPU: in the interpreter, compiled for GPUs, and rejected with a reason."""
 
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 from dovetail_devkit.triton.interpreted import run_interpreted
 from dovetail_ops_triton import availability
 from dovetail_ops_triton.ops import TritonOps
+
+with suppress(ImportError):  # a kernel below reads this name
+    import triton.language as tl
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 NUM_INTERPRETED, NUM_SAMPLED = 327, 63
@@ -55,6 +60,27 @@ def cases():
 @pytest.mark.parametrize(("case", "target"), cases())
 def test_the_kernels_compile_for_gpus(case, target):
     check_kernel(case, target)
+
+
+@pytest.mark.costly
+@needs_triton
+def test_the_limits_of_step_sizes_keep_nan_on_gpus(monkeypatch, tmp_path):
+    """A minimum or maximum of a GPU returns the limit; the interpreter keeps NaN."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from dovetail_ops_triton.kernels.states.chunk_systems import step_sizes
+
+    @triton.jit
+    def limit(x_ptr, step_min, step_max):
+        tl.store(x_ptr, step_sizes(tl.load(x_ptr), step_min, step_max))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x_ptr": "*fp32", "step_min": "fp32", "step_max": "fp32"}
+    source = triton.compiler.ASTSource(limit, types, constexprs={})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "%step_min" in compiled.asm["ttir"]
+    assert not re.findall(r"arith\.m\w+numf .*%step_m\w+", compiled.asm["ttir"])
 
 
 def test_without_triton_the_reason_is_reported(monkeypatch):

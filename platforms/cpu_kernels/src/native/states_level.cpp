@@ -135,6 +135,8 @@ struct Exponential {
     power = as_float(shift_left(add_int(n_int, set1_int(127)), 23));
   }
   DK_INLINE VF value() const { return fma(rest, power, power); }
+  // The value, or 0 instead of e^-87: products with the least numbers are slow.
+  DK_INLINE VF decay() const { return max(zero(), sub(value(), set1(1.7e-38f))); }
   DK_INLINE VF minus_one() const { return fma(rest, power, sub(power, set1(1.0f))); }
 };
 
@@ -156,8 +158,7 @@ struct GatedStep {
     const VF scale = sqrt(mul(sub(zero(), exponential.minus_one()), add(one, factor)));
     const VF gated = mul(sigmoid(input_gate), x);
     value = is_first ? gated : mul(scale, gated);
-    // Decays of e^-87 count as 0, because products with the least numbers are slow.
-    decay = max(zero(), sub(factor, set1(1.7e-38f)));
+    decay = exponential.decay();
   }
 };
 
@@ -213,13 +214,14 @@ int64_t scratch_floats(const dk_linear_attention_args& a) {
 }
 
 // log(1 + e^x): max(x, 0) + log(1 + t) with t = e^-|x|; log(1 + t) = 2 artanh(t / (2 + t)), whose
-// series ends when a term is below the precision, because the argument is at most 1/3.
+// series ends when a term is below the precision, because the argument is at most 1/3. NaN stays
+// NaN.
 DK_INLINE VF softplus(VF x) {
   const VF t = exp(min(x, sub(zero(), x)));
   const VF s = div(t, add(t, set1(2.0f))), z = mul(s, s);
   VF p = set1(1.0f / 15.0f);
   DK_UNROLL for (int i = 13; i > 0; i -= 2) p = fma(p, z, set1(1.0f / static_cast<float>(i)));
-  return fma(add(s, s), p, max(x, zero()));
+  return fma(add(s, s), p, max(zero(), x));
 }
 
 // The factors of kWidth tokens of a head: on the state, and on the value or its correction.
@@ -230,7 +232,7 @@ struct Gates {
 template <class T, bool kDelta>
 DK_INLINE void compute_gates(const dk_linear_attention_args& a, int64_t head, int64_t token,
                              int64_t count, Gates& gates) {
-  float logits[kWidth] = {}, betas[kWidth] = {}, exponents[kWidth];
+  float logits[kWidth] = {}, betas[kWidth] = {};
   for (int64_t i = 0; i < count; ++i) {
     const auto at = [&](const void* base, int64_t stride) {
       return value_of(static_cast<const T*>(base)[(token + i) * stride + head]);
@@ -239,14 +241,9 @@ DK_INLINE void compute_gates(const dk_linear_attention_args& a, int64_t head, in
     if (kDelta) betas[i] = at(a.betas, a.betas_stride);
   }
   VF step = softplus(add(load(logits), set1(a.step_bias[head])));
-  step = min(max(step, set1(a.min_step)), set1(a.max_step));
-  const VF exponent = mul(step, set1(a.rates[head]));
-  store(exponents, exponent);
-  store(gates.decays, exp(exponent));
-  // exp never returns 0, and products with the least numbers are slow.
-  for (int i = 0; i < kWidth; ++i) gates.decays[i] = exponents[i] < -87.0f ? 0 : gates.decays[i];
-  const VF one = set1(1.0f);
-  store(gates.scales, kDelta ? div(one, add(one, exp(sub(zero(), load(betas))))) : step);
+  step = min(set1(a.max_step), max(set1(a.min_step), step));  // this order keeps NaN
+  store(gates.decays, Exponential(mul(step, set1(a.rates[head]))).decay());
+  store(gates.scales, kDelta ? sigmoid(load(betas)) : step);
 }
 
 // Store a query or key as floats, with zeros behind; its length is `length` if eps > 0.

@@ -198,7 +198,7 @@ def _supports_convolution(
     bias_C: torch.Tensor | None,
     states_BWC: torch.Tensor,
 ) -> bool:
-    """Return whether the kernel supports the dtypes, the layouts and the width."""
+    """Return whether the kernel supports the dtypes, the shapes, the layouts and the width."""
     num_channels, width = weight_CW.shape
     tensors = (x_TC, weight_CW, bias_C, states_BWC[0])
     is_dense = width < 3 or states_BWC.stride(1) == num_channels
@@ -206,6 +206,7 @@ def _supports_convolution(
         x_TC.dtype in _DTYPES
         and all(x is None or (x.dtype == x_TC.dtype and x.stride(-1) == 1) for x in tensors)
         and x_TC.shape[1] == num_channels
+        and (bias_C is None or len(bias_C) == num_channels)
         and states_BWC.shape[1:] == (width - 1, num_channels)
         and is_dense
         and 2 <= width <= MAX_CONV_WIDTH
@@ -213,14 +214,23 @@ def _supports_convolution(
 
 
 def _supports_attention(inputs: LinearAttentionInputs, states_BHKV: torch.Tensor) -> bool:
-    """Return whether the kernel supports the dtypes and the layouts."""
-    tensors = (inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH, inputs.beta_TH)
-    dtype = inputs.v_THV.dtype
+    """Return whether the kernel supports the dtypes, the shapes and the layouts."""
+    q_TGK, k_TGK, v_THV, steps_TH = inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH
+    tensors = (q_TGK, k_TGK, v_THV, steps_TH, inputs.beta_TH)
+    factors = (inputs.step_bias_H, inputs.rates_H, inputs.skip_H)
+    dtype, (num_tokens, num_heads, value_size) = v_THV.dtype, v_THV.shape
+    logits = (steps_TH, inputs.beta_TH)
     return (
         dtype in _DTYPES
         and all(x is None or (x.dtype == dtype and _has_dense_rows(x)) for x in tensors)
+        and all(x is None or x.shape == (num_tokens, num_heads) for x in logits)
+        and all(x is None or _is_factor(x, num_heads) for x in factors)
+        and k_TGK.shape == q_TGK.shape
+        and len(q_TGK) == num_tokens
+        and num_heads % q_TGK.shape[1] == 0
         and states_BHKV.dtype == torch.float32
         and states_BHKV[0].is_contiguous()
+        and states_BHKV.shape[1:] == (num_heads, q_TGK.shape[2], value_size)
     )
 
 
@@ -232,9 +242,13 @@ def _supports_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor)
     return (
         dtype in _DTYPES
         and all(x.dtype == dtype and x.stride(-1) == 1 and x.shape == shape for x in values)
-        and all(x.dtype == torch.float32 and x.stride(-1) == 1 for x in factors)
-        and all(x.shape[-1] == shape[1] for x in factors)
+        and all(_is_factor(x, shape[1]) for x in factors)
     )
+
+
+def _is_factor(x: torch.Tensor, size: int) -> bool:
+    """Return whether the last dimension has `size` contiguous float32 numbers."""
+    return x.dtype == torch.float32 and x.stride(-1) == 1 and x.shape[-1] == size
 
 
 def _has_dense_rows(x: torch.Tensor) -> bool:

@@ -34,8 +34,12 @@ NUM_STAGES = 1
 
 @triton.jit
 def step_sizes(logits, step_min, step_max):
-    """Return the step sizes: softplus of the logits, which include the biases, within limits."""
-    return tl.minimum(tl.maximum(softplus(logits), step_min), step_max)
+    """Return the step sizes: softplus of the logits, which include the biases, within limits.
+
+    NaN stays NaN; `tl.minimum` and `tl.maximum` would return the limit.
+    """
+    steps = softplus(logits)
+    return tl.where(steps < step_min, step_min, tl.where(steps > step_max, step_max, steps))
 
 
 @triton.jit
