@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from dovetail.tokenizers.core_building import as_json
 from dovetail_gguf.dequantize import dequantize, plain_tensor
 from dovetail_gguf.model_config import get_architecture, read_config, read_generation_config
 from dovetail_gguf.reader import GGUFFile, TensorInfo
@@ -54,7 +55,7 @@ def write_reference(source: Path, folder: Path, *, off_grid: bool, seed: int = S
     _write_json(folder / "generation_config.json", read_generation_config(file))
     if "tokenizer.ggml.model" in file.metadata:
         content = tokenizer_content(read_vocabulary(file))
-        (folder / "tokenizer.json").write_bytes(content)
+        (folder / "tokenizer.json").write_bytes(as_json(content))
     return folder
 
 

@@ -11,8 +11,12 @@ from gguf import GGUFWriter, TokenType
 from tokenizers import Tokenizer, models
 
 from dovetail.errors import ModelError, RequestError
+from dovetail.tokenizers import core_building, huggingface, tokenizer_trial
+from dovetail_gguf.open_files import open_file
 from dovetail_gguf.pre_tokenizers import PRE_TOKENIZERS
 from dovetail_gguf.tokenizer import GGUFTokenizer
+from dovetail_gguf.tokenizer_content import tokenizer_content
+from dovetail_gguf.vocabulary import read_vocabulary
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 ALPHABET = [
@@ -97,6 +101,29 @@ def test_a_byte_level_vocabulary_splits_and_merges_words(tmp_path):
     tokenizer = load(write_bytes_vocabulary(tmp_path / "a.gguf"))
     assert names(tokenizer, "hello hi") == ["hello", " hi"]
     assert tokenizer.decode(tokenizer.encode("é 你好\n")) == "é 你好\n"
+
+
+@pytest.mark.parametrize("write_vocabulary", [write_bytes_vocabulary, write_pieces_vocabulary])
+def test_a_tokenizer_built_without_json_equals_that_of_its_tokenizer_json(
+    write_vocabulary, tmp_path
+):
+    path = write_vocabulary(tmp_path / "a.gguf")
+    content = tokenizer_content(read_vocabulary(open_file(path)))
+    expected = Tokenizer.from_buffer(core_building.as_json(content))
+    assert core_building.load_core(content).to_str() == expected.to_str()
+    assert load(path).vocab_size == max(expected.get_vocab().values()) + 1
+
+
+def test_a_tested_vocabulary_is_neither_written_as_json_nor_listed(tmp_path, monkeypatch):
+    path = write_bytes_vocabulary(tmp_path / "a.gguf")
+    load(path)
+    written = []
+    as_json = core_building.as_json
+    monkeypatch.setattr(tokenizer_trial, "as_json", None)
+    monkeypatch.setattr(huggingface, "count_ids", None)
+    monkeypatch.setattr(core_building, "as_json", lambda c: written.append(c) or as_json(c))
+    load(path)
+    assert [content["model"]["vocab"] for content in written] == [{}]
 
 
 def test_token_types_decide_which_tokens_are_special_or_added(tmp_path):

@@ -27,7 +27,13 @@ from dovetail.model_files import (
     read_model_text,
 )
 from dovetail.sandbox.child import ChildLimits
-from dovetail.tokenizers.core_building import PanicGuard, prepare_core, unencodable
+from dovetail.tokenizers.core_building import (
+    PanicGuard,
+    count_ids,
+    load_core,
+    prepare_core,
+    unencodable,
+)
 from dovetail.tokenizers.template_renderer import TemplateRenderer
 from dovetail.tokenizers.tokenizer_trial import try_tokenizer
 from dovetail.value_checks import shorten
@@ -74,7 +80,7 @@ class TokenizerFacts:
     eos_token_id: from generation_config.json or config.json, or None.
     add_bos_token, add_eos_token: whether `encode` adds them; None: as tokenizer.json states.
     chat_templates: name to source, such as "default".
-    added_tokens: entries of `added_tokens_decoder`, in the order of their ids.
+    added_tokens: entries of `added_tokens_decoder`, by id. vocab_size: largest id plus 1, or None.
     """
 
     special_tokens: Mapping[str, str]
@@ -83,6 +89,7 @@ class TokenizerFacts:
     add_eos_token: bool | None
     chat_templates: Mapping[str, str]
     added_tokens: tuple[Mapping[str, Any], ...]
+    vocab_size: int | None = None
 
     @classmethod
     def read(cls, path: Path) -> TokenizerFacts:
@@ -129,10 +136,8 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> None:
         """Take over `core`: disable padding and truncation, and add missing special tokens."""
         prepare_core(core, info.added_tokens, info.special_tokens.values())
-        self._core = core
-        self._guarded = PanicGuard(core)
-        self._facts = info
-        self._vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._core, self._guarded, self._facts = core, PanicGuard(core), info
+        self._vocab_size = count_ids(core) if info.vocab_size is None else info.vocab_size
         added = core.get_added_tokens_decoder()
         self._special_token_ids = frozenset(i for i, token in added.items() if token.special)
         eos = self._id_of("eos_token")
@@ -165,23 +170,21 @@ class HuggingFaceTokenizer(Tokenizer):
     def from_content(
         cls,
         file: Path,
-        content: bytes,
+        content: bytes | Mapping[str, Any],
         info: TokenizerFacts,
         options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Load the content of a tokenizer.json. Raise ModelError, naming `file`, on failure.
 
-        file: the origin of `content`. options: the fields of `HuggingFaceOptions`.
+        file: the origin of `content`. content: see `load_core`. options: see `HuggingFaceOptions`.
         """
-        import tokenizers
-
         parsed = HuggingFaceOptions(**(options or {}))
         special = list(info.special_tokens.values())
         limits = ChildLimits(
             timeout_s=parsed.tokenizer_timeout_s, memory_bytes=parsed.tokenizer_memory_mib * MIB
         )
         try_tokenizer(file, content, info.added_tokens, special, limits)
-        return cls(tokenizers.Tokenizer.from_buffer(content), info, parsed)
+        return cls(load_core(content), info, parsed)
 
     @property
     def vocab_size(self) -> int:

@@ -25,6 +25,7 @@ from dovetail.sandbox.child import (
     HandlerError,
 )
 from dovetail.sandbox.frames import encode
+from dovetail.tokenizers.core_building import as_json
 
 REMEMBERED_BYTES = 1 << 20
 """Minimum size of files whose hash is stored. Testing smaller files takes less than 0.1 s."""
@@ -44,23 +45,25 @@ _passed: set[str] = set()
 
 def try_tokenizer(
     file: Path,
-    content: bytes,
+    content: bytes | Mapping[str, Any],
     added_tokens: Sequence[Mapping[str, Any]],
     special_texts: Sequence[str],
     limits: ChildLimits,
 ) -> None:
     """Raise ModelError, naming `file`, if the tokenizer does not work within `limits`.
 
-    The other arguments are the same as for `core_building.build_core`. Raises StartError if the
-    child cannot be started.
+    content: as for `core_building.load_core`. The other arguments are the same as for `build_core`.
+    Raises StartError if the child cannot be started.
     """
     text = encode({"added_tokens": list(added_tokens), "special_texts": list(special_texts)})
-    digest = _digest(content, text, limits)
-    if digest in _passed or (len(content) >= REMEMBERED_BYTES and _is_remembered(digest)):
+    # The representation of an object is faster than JSON.
+    identity = content if isinstance(content, bytes) else repr(content).encode()
+    digest = _digest(identity, text, limits)
+    if digest in _passed or (len(identity) >= REMEMBERED_BYTES and _is_remembered(digest)):
         return
     try:
         with closing(BoundedChild(_TASK, limits)) as child:
-            child.call(text, content)
+            child.call(text, content if isinstance(content, bytes) else as_json(content))
             child.call(encode(None), timeout_s=min(PROBE_TIMEOUT_S, limits.timeout_s))
     except HandlerError as error:
         raise ModelError(f"{file} cannot be used: {error}.") from None
@@ -70,7 +73,7 @@ def try_tokenizer(
             f"{limits.timeout_s:g}, tokenizer_memory_mib={limits.memory_bytes >> 20})."
         ) from None
     _passed.add(digest)
-    if len(content) >= REMEMBERED_BYTES:
+    if len(identity) >= REMEMBERED_BYTES:
         _remember(digest)
 
 

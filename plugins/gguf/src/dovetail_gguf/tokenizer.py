@@ -56,6 +56,7 @@ def _facts(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerFacts:
         add_eos_token=None if is_template else vocabulary.adds_eos,
         chat_templates=_read_templates(file),
         added_tokens=(),
+        vocab_size=len(vocabulary.tokens),
     )
 
 

@@ -5,7 +5,6 @@ Source: https://github.com/huggingface/tokenizers
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,10 +26,10 @@ _OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
 """Types of tokens that are never the result of a merge."""
 
 
-def tokenizer_content(vocabulary: Vocabulary) -> bytes:
-    """Return the content of a tokenizer.json. Raise ModelError if a limit is exceeded."""
+def tokenizer_content(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the object in a tokenizer.json. Raise ModelError if a limit is exceeded."""
     rules = vocabulary.encoder
-    content = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -39,7 +38,6 @@ def tokenizer_content(vocabulary: Vocabulary) -> bytes:
         "post_processor": None if rules is None else post_processor(vocabulary.tokens, rules),
         **_parts(vocabulary),
     }
-    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _parts(vocabulary: Vocabulary) -> dict[str, Any]:
