@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,9 @@ from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 _MAX_NAMES = 8
 MANY_OBJECTS = 10_000
 """If a block creates this many objects, `paused_garbage_collection` moves them."""
+
+_getframeinfo = inspect.getframeinfo
+_getframeposition = partial(inspect.getframeinfo, context=0)
 
 LOCAL_PREFIX = "dovetail_local_"
 """Prefix of the names of modules that are loaded from a path."""
@@ -65,6 +70,24 @@ def paused_garbage_collection() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+
+
+@contextmanager
+def no_source_lines() -> Iterator[None]:
+    """Let `inspect.getframeinfo` return no source lines in a `with` block.
+
+    The import of torch needs the position of each custom operator. To find the source lines,
+    which torch does not use, `inspect` would resolve the paths of all imported modules.
+    """
+    if inspect.getframeinfo is not _getframeinfo:  # an outer block, or another library's function
+        yield
+        return
+    inspect.getframeinfo = _getframeposition
+    try:
+        yield
+    finally:
+        if inspect.getframeinfo is _getframeposition:
+            inspect.getframeinfo = _getframeinfo
 
 
 def load_target(target: str, origin: Origin) -> object:
@@ -151,7 +174,7 @@ def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object
 
 def _import_module(name: str, origin: Origin) -> ModuleType:
     try:
-        with paused_garbage_collection():
+        with paused_garbage_collection(), no_source_lines():
             return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
