@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclopts import App
 
 import dovetail
 from dovetail.cli import main
@@ -175,6 +177,25 @@ def test_the_error_for_an_invalid_command_suggests_the_nearest_command(
     assert output in captured.err
     assert len(captured.err.splitlines()) <= 3
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [((), 1), (("--traceback",), 2)])
+def test_the_options_of_a_command_are_built_once(
+    arguments: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options of `chat` take 10 ms. The frame has a parser of its own for --traceback."""
+    from dovetail.cli.plugins_list import list_plugins
+
+    built, assemble = [], App.assemble_argument_collection
+
+    def count(app: App, **keywords: Any) -> Any:
+        if app.default_command is list_plugins:
+            built.append(app)
+        return assemble(app, **keywords)
+
+    monkeypatch.setattr(App, "assemble_argument_collection", count)
+    assert main(["plugins", "list", "policy", *arguments]) == 0
+    assert len(built) == expected
 
 
 def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:

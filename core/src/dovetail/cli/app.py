@@ -123,6 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complain(str(error))
         return 2
 
+    own = (*_FRAME_OPTIONS, "-h")
+    if tokens and not any(token.partition("=")[0] in own for token in options):
+        # The meta app would build the options of the command a second time.
+        return _run(app, tokens, traceback=False)
+
     @app.meta.default
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
