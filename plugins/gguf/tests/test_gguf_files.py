@@ -17,12 +17,13 @@ from gguf.quants import quantize
 from dovetail.config import EngineArgs
 from dovetail.errors import ModelError
 from dovetail_devkit import load_suite
-from dovetail_gguf import GGUFFile
+from dovetail_gguf import GGUFFile, weight_loader
 from dovetail_gguf.dequantize import dequantize
 from dovetail_gguf.model_format import GGUFFormat
 from dovetail_gguf.open_files import open_file
 from dovetail_gguf.tensor_types import TENSOR_TYPES
 from dovetail_gguf.weight_loader import restore_rows
+from dovetail_torch.weights import Assignment
 
 SIZES = {"block_count": 1, "context_length": 64, "embedding_length": 32}
 HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 4, 2, 8, 64, 96
@@ -112,6 +113,23 @@ def test_values_of_q8_0_are_computed_without_the_package_gguf(monkeypatch):
     blocks = torch.frombuffer(bytearray(row), dtype=torch.uint8).view(1, 34)
     values = dequantize(blocks, TENSOR_TYPES[8], torch.bfloat16)
     assert values.tolist() == [[*(2 * number for number in range(31)), -2]]
+
+
+def test_values_are_dequantized_into_the_memory_of_the_weight(small_file, monkeypatch):
+    """Otherwise a large table is stored twice for a moment, and copied."""
+    file, outputs = open_file(small_file), []
+    info = file.tensors["token_embd.weight"]
+    blocks_OB = torch.frombuffer(file.data(info.name), dtype=torch.uint8).view(VOCAB, -1)
+
+    def recording(*arguments, **keywords):
+        outputs.append(dequantize(*arguments, **keywords))
+        return outputs[-1]
+
+    monkeypatch.setattr(weight_loader, "dequantize", recording)
+    target = Assignment(name="table", target=torch.empty(VOCAB, 32, dtype=torch.bfloat16))
+    assert weight_loader._fill_part(info, target, blocks_OB, is_mapped=True)
+    assert outputs[0].data_ptr() == target.target.data_ptr()
+    assert torch.equal(target.target, dequantize(blocks_OB, info.type, torch.bfloat16))
 
 
 def test_the_model_type_matches_the_gguf_architecture_of_files_with_a_sliding_window(tmp_path):

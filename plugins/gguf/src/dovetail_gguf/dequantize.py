@@ -34,17 +34,23 @@ def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) 
 
 
 def dequantize(
-    blocks_OB: torch.Tensor, type_: TensorType, dtype: torch.dtype = torch.float32
+    blocks_OB: torch.Tensor,
+    type_: TensorType,
+    dtype: torch.dtype = torch.float32,
+    *,
+    out_OI: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Dequantize rows of blocks: uint8 [O, bytes] to values [O, I].
 
     dtype: the result dtype; float32 values are rounded to it. Only a few rows at a time are stored
-    as float32.
+    as float32. out_OI: memory for the result, with its own dtype; None to allocate it.
     """
     row_values = blocks_OB.shape[1] // type_.num_bytes * type_.num_values
     num_rows = max(1, _CHUNK_VALUES // max(1, row_values))
     values_of = _values_of_q8_0 if type_.name == "Q8_0" else _dequantizer(type_)
-    result_OI = torch.empty(len(blocks_OB), row_values, dtype=dtype)
+    result_OI = out_OI
+    if result_OI is None:
+        result_OI = torch.empty(len(blocks_OB), row_values, dtype=dtype)
     for chunk, part in zip(blocks_OB.split(num_rows), result_OI.split(num_rows), strict=True):
         part.copy_(values_of(chunk).view(part.shape))
     return result_OI

@@ -197,6 +197,12 @@ def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target) -> bool:
     return any(results)
 
 
+def _is_whole(target: Assignment, device: torch.device) -> bool:
+    """Return whether the whole weight is contiguous in the memory of `device`."""
+    weight = target.target
+    return weight.shape == target.shape and weight.is_contiguous() and weight.device == device
+
+
 def _fill_part(
     info: TensorInfo, target: Target, blocks_OB: torch.Tensor, *, is_mapped: bool
 ) -> bool:
@@ -207,6 +213,10 @@ def _fill_part(
         )
         if not target.is_table:
             return False
+    if isinstance(target, Assignment) and _is_whole(target, blocks_OB.device):
+        dequantize(blocks_OB, info.type, out_OI=target.target.view(len(blocks_OB), -1))
+        target.finish()
+        return True
     values = dequantize(blocks_OB, info.type, target.target.dtype)
     target.fill(values.view(target.shape))
     return True
