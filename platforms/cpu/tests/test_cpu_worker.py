@@ -15,6 +15,7 @@ from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
 from dovetail_cpu.runtime import SMALL_PAGES_BYTES, lazy_zeros
 from dovetail_devkit.tiny_model import write_tiny_llama
+from dovetail_torch.runner.loaded_model import LoadedModel
 
 pytest.importorskip("dovetail_models")
 native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable here")
@@ -34,8 +35,7 @@ def start(path, *, threads=1, **options):
         skip_tokenizer_init=True,
         max_model_len=64,
         num_threads=threads,
-        num_gpu_blocks_override=8,
-        **({"dtype": "bfloat16", "block_size": 16} | options),
+        **({"dtype": "bfloat16", "block_size": 16, "num_gpu_blocks_override": 8} | options),
     )
 
 
@@ -97,6 +97,23 @@ def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
     start(checkpoint, **kept(directory), load_format="dummy").shutdown()
     start(checkpoint, **kept(directory), linear_method="torch").shutdown()
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, [8]), ({"num_gpu_blocks_override": None, "gpu_memory_utilization": 0.2}, [64])],
+)
+def test_a_start_runs_the_model_once(changes, expected, checkpoint, monkeypatch):
+    """A run reads all weights. The run that measures the memory of a step replaces the warm-up."""
+    runs, run = [], LoadedModel.dummy_run
+
+    def recording(loaded, num_tokens, num_sampled):
+        runs.append(num_tokens)
+        run(loaded, num_tokens, num_sampled)
+
+    monkeypatch.setattr(LoadedModel, "dummy_run", recording)
+    start(checkpoint, **{"linear_method": "torch"} | changes).shutdown()
+    assert runs == expected
 
 
 def test_invalid_worker_options_are_rejected(checkpoint):

@@ -67,16 +67,17 @@ def test_torch_libraries_are_not_loaded_by_another_thread_if_openmp_binds_thread
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_the_tokenizer_library_is_imported_before_torch_libraries_load(
+def test_the_tokenizer_library_and_native_kernels_load_before_torch_libraries(
     skips, checkpoint, monkeypatch
 ):
     loaded = []
     importer = SimpleNamespace(import_module=loaded.append)
     monkeypatch.setattr(preparation, "importlib", importer)
+    monkeypatch.setattr(preparation, "find_library", lambda: loaded.append("kernels"))
     monkeypatch.setattr(preparation, "preload_torch", lambda: loaded.append("torch"))
     config = EngineArgs(model=checkpoint, skip_tokenizer_init=skips, load_format="dummy")
     CPUPlatform().prepare(config.create_engine_config())
-    assert loaded == (["torch"] if skips else ["tokenizers", "torch"])
+    assert loaded == [*([] if skips else ["tokenizers"]), "kernels", "torch"]
 
 
 @pytest.fixture

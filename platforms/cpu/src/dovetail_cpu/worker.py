@@ -55,6 +55,7 @@ class CPUWorker(TorchWorker):
         self._cache: PackedCache | None = None
         self._is_restored = False
         self._is_native = False
+        self._has_run = False
         self._pages = PageSupply((), 0)
 
     def init_device(self) -> None:
@@ -134,6 +135,7 @@ class CPUWorker(TorchWorker):
         written.
         """
         left = super().determine_available_memory()
+        self._has_run = True
         return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
@@ -141,10 +143,14 @@ class CPUWorker(TorchWorker):
         return lazy_zeros(num_bytes)
 
     def compile_or_warm_up_model(self) -> None:
-        """Run the model once, then write the packed weights in the background."""
+        """Run the model once, then write the packed weights in the background.
+
+        The run that measured the memory of a step is sufficient, unless the model is compiled.
+        """
         self._pages = PageSupply(self._runner.cache_pages, self._ready_bytes())
         self._pages.use(0)
-        super().compile_or_warm_up_model()
+        if self._compilation is not None or not self._has_run:
+            super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.machine import read_memory
 from dovetail.processes.affinity import allowed_cpus
-from dovetail_cpu.native_library import probe_fast
+from dovetail_cpu.native_library import find_library, probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.folder import chosen_folder
 from dovetail_cpu.packed_cache.prefetch import PackedPrefetch, find_packed
@@ -44,9 +44,10 @@ class Preparation:
         self._memory: EarlyMemory | None = None
         if config.load.load_format in ("auto", "safetensors"):
             self._prepare_weights(config)
+        # While torch's libraries are loaded, extension modules and other libraries wait.
         if not config.model.skip_tokenizer_init:
-            # The import of an extension module waits while libraries are loaded.
             importlib.import_module("tokenizers")
+        find_library()
         preload_torch()
 
     def take_memory(self) -> NativeMemory | None:
