@@ -19,6 +19,7 @@ import triton.language as tl
 from dovetail.interfaces.ops import StateParts
 from dovetail_ops_triton.kernels.functions import silu
 from dovetail_ops_triton.kernels.row_layout import row_layout
+from dovetail_ops_triton.kernels.states.singles import locate_single
 from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, StatePlan, plan_states
 
 BLOCK = 256
@@ -48,16 +49,7 @@ def convolve_singles_kernel(
     ACTIVATED: tl.constexpr,
 ):
     """Compute BLOCK channels of one token, and save its state. Grid (singles, channel blocks)."""
-    single = tl.program_id(0)
-    if singles_ptr is not None:
-        token = tl.load(singles_ptr + 2 * single)
-        part = tl.load(singles_ptr + 2 * single + 1)
-    else:
-        token = single
-        part = single
-    token = token.to(tl.int64)
-    read = tl.load(reads_ptr + part).to(tl.int64)
-    write = tl.load(writes_ptr + part).to(tl.int64)
+    token, read, write = locate_single(singles_ptr, reads_ptr, writes_ptr)
     c_C = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     k_K = tl.arange(0, KEPT_BLOCK)
     is_C = c_C < CHANNELS

@@ -24,6 +24,7 @@ from dovetail.interfaces.ops import LinearAttentionInputs, StateParts
 from dovetail_ops_triton.kernels.functions import sigmoid
 from dovetail_ops_triton.kernels.row_layout import row_layout
 from dovetail_ops_triton.kernels.states.chunk_systems import prepare_chunks, step_sizes
+from dovetail_ops_triton.kernels.states.singles import locate_single
 from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, plan_states
 from dovetail_ops_triton.kernels.targets import precision_of
 
@@ -77,17 +78,8 @@ def attend_singles_kernel(
     NORMALIZE: tl.constexpr,
 ):
     """Compute VALUE_BLOCK results of one token and head. Grid (singles, heads, value blocks)."""
-    single = tl.program_id(0)
+    token, read, write = locate_single(singles_ptr, reads_ptr, writes_ptr)
     head = tl.program_id(1)
-    if singles_ptr is not None:
-        token = tl.load(singles_ptr + 2 * single)
-        part = tl.load(singles_ptr + 2 * single + 1)
-    else:
-        token = single
-        part = single
-    token = token.to(tl.int64)
-    read = tl.load(reads_ptr + part).to(tl.int64)
-    write = tl.load(writes_ptr + part).to(tl.int64)
     k_K = tl.arange(0, KEY_BLOCK)
     f_V = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     is_K = k_K < KEY_SIZE

@@ -16,6 +16,7 @@ import triton.language as tl
 from dovetail.interfaces.ops import GatedRecurrenceInputs, StateParts
 from dovetail_ops_triton.kernels.functions import one_minus_exp, sigmoid
 from dovetail_ops_triton.kernels.row_layout import row_layout
+from dovetail_ops_triton.kernels.states.singles import locate_single
 from dovetail_ops_triton.kernels.states.state_plan import plan_states
 
 BLOCK = 256
@@ -76,16 +77,7 @@ def recur_singles_kernel(
     BLOCK: tl.constexpr,
 ):
     """Compute BLOCK channels of one token, and save its state. Grid (singles, channel blocks)."""
-    single = tl.program_id(0)
-    if singles_ptr is not None:
-        token = tl.load(singles_ptr + 2 * single)
-        part = tl.load(singles_ptr + 2 * single + 1)
-    else:
-        token = single
-        part = single
-    token = token.to(tl.int64)
-    read = tl.load(reads_ptr + part).to(tl.int64)
-    write = tl.load(writes_ptr + part).to(tl.int64)
+    token, read, write = locate_single(singles_ptr, reads_ptr, writes_ptr)
     c_C = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_C = c_C < CHANNELS
     decay_C, value_C = _gate(
