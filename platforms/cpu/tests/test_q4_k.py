@@ -107,6 +107,18 @@ def test_the_error_for_a_weight_with_nan_or_infinity_names_it(in_features, value
         method.pack(layer)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("in_features", [256, 288])
+@pytest.mark.parametrize("value", [1e8, 1e29, 1e31, 3e38])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_weights_beyond_the_range_of_a_block_do_not_become_zeros(in_features, value, sign):
+    method = make()
+    layer = make_layer(method, in_features)
+    layer.weight[50] = sign * value
+    with pytest.raises(WeightError, match=r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or"):
+        method.pack(layer)
+
+
 def test_quantization_of_a_different_dtype_is_rejected_with_advice():
     with pytest.raises(ConfigError, match=r"quantization='q4_k'.*float32.*dtype='bfloat16'"):
         make_layer(make(), 256, dtype=torch.float32)

@@ -48,7 +48,8 @@ inline CodeRange fit_range(const uint16_t* w) {
     greatest = x > greatest ? x : greatest;
   }
   const float range = greatest - least;
-  if (!(range > 1e-30f && range < 1e30f)) return {0.0f, least};
+  if (!(range > 1e-30f)) return {0.0f, least};
+  if (!(range < 1e30f)) return {range, least};  // does not fit a float16
   const float unit = range / kUnits, inverse = kUnits / range;
   int32_t units[kRoundedGroup];
   int32_t sum_u = 0;
