@@ -15,14 +15,11 @@ pytestmark = pytest.mark.skipif(not native.status().available, reason=native.sta
 T, H, K, D, SIZE = 300, 4, 2, 32, 16
 
 
-@pytest.fixture(params=native.usable_levels(), ids=lambda level: native.LEVELS[level])
-def level(request):
-    native.library().dk_set_level(request.param)
+@pytest.fixture
+def level(level):
     native.set_num_threads(3)
-    yield native.LEVELS[request.param]
+    yield native.LEVELS[level]
     torch.set_flush_denormal(False)
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
 
 
 def attend(q, k, v):

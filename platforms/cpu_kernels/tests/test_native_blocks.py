@@ -11,20 +11,15 @@ from gguf.quants import dequantize
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels import linear
 
-pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+pytestmark = [
+    pytest.mark.skipif(not native.status().available, reason=native.status().reason),
+    pytest.mark.usefixtures("restored"),
+]
 
 LEVELS = native.usable_levels()
 TYPES = tuple(linear.BLOCK_BYTES)
 SCALES = {"Q6_K": (208,)} | {name: (0, 2) for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")}
 """Offsets of the float16 numbers in a block; 0 for other types."""
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level])
-def level(request):
-    assert native.library().dk_set_level(request.param) == request.param
-    yield request.param
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
 
 
 class Blocks:
@@ -146,7 +141,6 @@ def test_all_instruction_sets_pack_blocks_to_the_same_bytes(name):
         assert blocks.pack() == 0
         begin = blocks.packed - blocks.memory.data_ptr()
         packed.append(blocks.memory[begin : begin + blocks.shape.num_bytes])
-    native.library().dk_set_level(native.library().dk_highest_level())
     assert all(torch.equal(packed[0], other) for other in packed[1:])
 
 

@@ -10,18 +10,13 @@ from dovetail_cpu_kernels import linear
 from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.ops import op
 
-pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+pytestmark = [
+    pytest.mark.skipif(not native.status().available, reason=native.status().reason),
+    pytest.mark.usefixtures("restored"),
+]
 
 KINDS = {"bf16": (linear.BF16, 0), "int8": (linear.INT8, 0), "int4": (linear.INT4, 32)}
 NUM_EXPERTS, SIZE, INNER = 7, 80, 48
-
-
-@pytest.fixture(params=native.usable_levels(), ids=lambda level: native.LEVELS[level])
-def level(request):
-    assert native.library().dk_set_level(request.param) == request.param
-    yield request.param
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
 
 
 def random_values(*size, seed, scale=1.0):

@@ -10,7 +10,10 @@ from torch.nn import functional
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels import linear
 
-pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+pytestmark = [
+    pytest.mark.skipif(not native.status().available, reason=native.status().reason),
+    pytest.mark.usefixtures("restored"),
+]
 
 # Relative error in norm. bf16 outputs: at most 2^-9 per element. float32: sums of up to 1,024
 # terms; groups and gates add one rounding per group and a vector exponential.
@@ -25,19 +28,6 @@ KINDS = [
 ]
 ROWS = (1, 2, 3, 6, 7, 12, 13, 24, 33, 64, 250)
 SHAPES = ((64, 128), (50, 37), (130, 300), (33, 1), (1, 65), (256, 1024))
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level])
-def level(request):
-    assert native.library().dk_set_level(request.param) == request.param
-    return request.param
 
 
 class Weight:

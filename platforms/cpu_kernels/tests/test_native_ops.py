@@ -15,19 +15,13 @@ from torch.nn import functional
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels.ops import OPS, op
 
-pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+pytestmark = [
+    pytest.mark.skipif(not native.status().available, reason=native.status().reason),
+    pytest.mark.usefixtures("level"),
+]
 
-LEVELS = native.usable_levels()
 TOLERANCE = 5e-3
 SIZES = (1, 15, 16, 17, 31, 32, 64, 100, 1024, 3072)
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level], autouse=True)
-def level(request):
-    assert native.library().dk_set_level(request.param) == request.param
-    yield request.param
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
 
 
 @pytest.fixture(params=[1, 3])

@@ -10,7 +10,10 @@ from torch.nn import functional
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels import linear
 
-pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+pytestmark = [
+    pytest.mark.skipif(not native.status().available, reason=native.status().reason),
+    pytest.mark.usefixtures("restored"),
+]
 
 LEVELS = native.usable_levels()
 SHARES = {linear.REFINE: 2.0, linear.REFINE_MOST: 0.7}
@@ -18,19 +21,6 @@ SHARES = {linear.REFINE: 2.0, linear.REFINE_MOST: 0.7}
 KINDS = [(linear.INT8, 0), (linear.INT4, 32), (linear.INT4, 128)]
 Q4_1 = linear.KIND_NAMES.index("Q4_1")
 Q6_K = linear.KIND_NAMES.index("Q6_K")
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    native.library().dk_set_level(native.library().dk_highest_level())
-    native.set_num_threads(1)
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level])
-def level(request):
-    assert native.library().dk_set_level(request.param) == request.param
-    return request.param
 
 
 class Weight:
