@@ -5,9 +5,9 @@ import torch
 
 from dovetail import machine
 from dovetail_cpu import platform
-from dovetail_cpu.cores import default_threads
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
+from dovetail_cpu.threads.choice import default_threads
 from dovetail_cpu.worker import CPUWorker
 from dovetail_devkit.contexts import make_worker_context
 from dovetail_devkit.suites.platform import check_platform

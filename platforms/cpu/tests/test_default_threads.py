@@ -11,10 +11,11 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.machine import CgroupLimits
 from dovetail.processes.affinity import has_affinity
-from dovetail_cpu import cores, platform, runtime
-from dovetail_cpu.cores import default_threads
+from dovetail_cpu import platform, runtime
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
+from dovetail_cpu.threads import choice
+from dovetail_cpu.threads.choice import default_threads
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 GIB = 1 << 30
@@ -33,9 +34,9 @@ def machine(monkeypatch, tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "thread_siblings_list").write_text(f"{cpu // threads_per_core}\n")
         limits = CgroupLimits(cpu_quota=quota, memory_bytes=memory_bytes)
-        monkeypatch.setattr(cores, "_CPU_FOLDER", tmp_path)
-        monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(cpus)))
-        monkeypatch.setattr(cores, "read_cgroup_limits", lambda: limits)
+        monkeypatch.setattr(choice, "_CPU_FOLDER", tmp_path)
+        monkeypatch.setattr(choice, "allowed_cpus", lambda: frozenset(range(cpus)))
+        monkeypatch.setattr(choice, "read_cgroup_limits", lambda: limits)
         monkeypatch.setattr(platform, "read_cgroup_limits", lambda: limits)
 
     return pretend

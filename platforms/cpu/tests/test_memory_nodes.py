@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_cpu import cores
-from dovetail_cpu.cores import find_nodes, spread_pages
+from dovetail_cpu import memory_nodes
+from dovetail_cpu.memory_nodes import find_nodes, spread_pages
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.native_memory import NativeMemory
 from dovetail_cpu.runtime import lazy_zeros
@@ -22,8 +22,8 @@ def machine(monkeypatch, tmp_path):
         (tmp_path / f"node{node}/cpulist").write_text(f"{node},{node + 4}\n")
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nMems_allowed:\t7\nMems_allowed_list:\t0-1,2\n")
-    monkeypatch.setattr(cores, "_NODE_FOLDER", tmp_path)
-    monkeypatch.setattr(cores, "_STATUS", status)
+    monkeypatch.setattr(memory_nodes, "_NODE_FOLDER", tmp_path)
+    monkeypatch.setattr(memory_nodes, "_STATUS", status)
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,22 @@ def test_only_nodes_of_the_process_are_used(machine, cpus, expected):
 
 
 def test_a_machine_without_nodes_allocates_where_memory_is_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(cores, "_NODE_FOLDER", tmp_path / "missing")
+    monkeypatch.setattr(memory_nodes, "_NODE_FOLDER", tmp_path / "missing")
     assert not find_nodes(frozenset(range(8)))
 
 
-@pytest.mark.skipif(platform.machine() not in cores._SYSTEM_CALLS, reason="other system calls")
+@pytest.mark.skipif(
+    platform.machine() not in memory_nodes._SYSTEM_CALLS, reason="other system calls"
+)
 @pytest.mark.parametrize("what", ["cache", "weights"])
 def test_weights_and_kv_cache_are_distributed_over_all_nodes(monkeypatch, what):
     if what == "weights" and find_library() is None:
         pytest.skip("no native library")
     calls = []
-    monkeypatch.setattr(cores, "_nodes", lambda: frozenset({0, 70}))
-    monkeypatch.setattr(cores, "_system_call", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(memory_nodes, "_nodes", lambda: frozenset({0, 70}))
+    monkeypatch.setattr(
+        memory_nodes, "_system_call", lambda *arguments: calls.append(arguments) or 0
+    )
     if what == "cache":
         pages = lazy_zeros(3 * MIB)
         address, num_bytes = pages.data_ptr(), pages.numel()
@@ -62,7 +66,7 @@ def test_weights_and_kv_cache_are_distributed_over_all_nodes(monkeypatch, what):
 def test_the_system_accepts_the_call(monkeypatch, caplog):
     """On a machine with one node the pages are distributed over this node."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(cores, "_nodes", lambda: Listed({0}))
+    monkeypatch.setattr(memory_nodes, "_nodes", lambda: Listed({0}))
     pages = lazy_zeros(3 * MIB)
     pages.fill_(1)
     lines = Path("/proc/self/numa_maps").read_text().splitlines()
@@ -78,8 +82,8 @@ class Listed(set):
 
 def test_an_error_of_the_system_is_reported(monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(cores, "_nodes", lambda: frozenset({0, 1}))
-    monkeypatch.setattr(cores, "_system_call", lambda *_: 1)
-    monkeypatch.setattr(cores.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(memory_nodes, "_nodes", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(memory_nodes, "_system_call", lambda *_: 1)
+    monkeypatch.setattr(memory_nodes.platform, "machine", lambda: "x86_64")
     spread_pages(0, 4096)
     assert "Operation not permitted" in caplog.text

@@ -10,15 +10,15 @@ import threading
 import pytest
 
 from dovetail.errors import CapacityError
-from dovetail_cpu import thread_supply
 from dovetail_cpu.native_library import find_library
-from dovetail_cpu.thread_supply import start_team, start_threads
+from dovetail_cpu.threads import supply
+from dovetail_cpu.threads.supply import start_team, start_threads
 
 LIMITED = """
 import os, resource, sys
 from dovetail.errors import CapacityError
 from dovetail_cpu.native_library import find_library
-from dovetail_cpu.thread_supply import start_team, start_threads
+from dovetail_cpu.threads.supply import start_team, start_threads
 import dovetail_cpu_kernels.probe
 library = find_library()
 if os.getuid() == 0:
@@ -45,7 +45,7 @@ class Refused(threading.Thread):
 
 
 def test_the_error_names_the_number_of_threads_that_the_system_permits(monkeypatch):
-    monkeypatch.setattr(thread_supply.threading, "Thread", Refused)
+    monkeypatch.setattr(supply.threading, "Thread", Refused)
     Refused.num_left, before = 2, threading.active_count()
     with pytest.raises(CapacityError, match=r"num_threads=8: .* only 3 .*pids\.max"):
         start_threads(8)

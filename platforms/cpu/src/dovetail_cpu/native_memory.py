@@ -6,7 +6,7 @@ import ctypes
 import mmap
 
 from dovetail.errors import CapacityError
-from dovetail_cpu.cores import spread_pages
+from dovetail_cpu.memory_nodes import spread_pages
 from dovetail_cpu_kernels import library
 
 _GIB = 1 << 30

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.processes.affinity import unbind_thread
-from dovetail_cpu.cores import ThreadChoice, default_threads, spread_pages
+from dovetail_cpu.memory_nodes import spread_pages
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.rank_memory import share_memory
 from dovetail_cpu.rank_sockets import connect_ranks
-from dovetail_cpu.thread_supply import start_team, start_threads
+from dovetail_cpu.threads.choice import ThreadChoice, default_threads
+from dovetail_cpu.threads.sharing import join_team, leave_team
+from dovetail_cpu.threads.supply import start_team, start_threads
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -53,7 +55,8 @@ class CPURuntime:
         """Set the threads of torch and the native kernels to `num_threads`.
 
         None: this process's part of the physical cores that it may use (`default_threads`).
-        Raises CapacityError if the system cannot start this number of threads.
+        Raises CapacityError if the system cannot start this number of threads. Warns if another
+        engine of this process has set another number, because the threads are shared.
         """
         chosen = default_threads(self.num_sharing)
         if num_threads:
@@ -65,7 +68,12 @@ class CPURuntime:
         if library is not None:
             unbind_thread()
             self._team_size = start_team(library, min(self.num_threads, _MAX_TEAM))
+        join_team(self, self.num_threads)
         return torch.device("cpu")
+
+    def release(self) -> None:
+        """Record that this engine computes no more. May be called twice."""
+        leave_team(self)
 
     def leave_cores_to_team(self) -> None:
         """Restrict torch to one thread: two teams of spinning threads would double the time."""

@@ -170,6 +170,7 @@ class CPUWorker(TorchWorker):
 
     def shutdown(self) -> None:
         """Free weights and cache, after the packed weights are written."""
+        cast(CPURuntime, self._runtime).release()
         self._pages.close()
         if self._cache is not None:
             self._cache.wait()

@@ -1,66 +1,32 @@
-"""How many threads compute by default, and the memory nodes (NUMA) of their cores.
+"""Distributes memory over the memory nodes (NUMA) of the cores that compute.
 
-Memory is distributed over these nodes: otherwise all pages would be on the node of the thread that
-writes them first, and threads of other nodes would share the bandwidth of that node. This module
-does not import torch, because `dovetail.processes.affinity` reads the affinity mask before torch is
-imported.
+Otherwise all pages would be on the node of the thread that writes them first, and threads of other
+nodes would share the bandwidth of that node. This module does not import torch, because
+`dovetail.processes.affinity` reads the affinity mask before torch is imported.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import platform
 import sys
 from collections.abc import Set
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dovetail.machine import read_cgroup_limits, read_system_file
-from dovetail.processes.affinity import allowed_cpus, has_affinity
+from dovetail.machine import read_system_file
+from dovetail.processes.affinity import allowed_cpus
 
 logger = logging.getLogger(__name__)
 
-_CPU_FOLDER = Path("/sys/devices/system/cpu")
 _NODE_FOLDER = Path("/sys/devices/system/node")
 _STATUS = Path("/proc/self/status")
 _SYSTEM_CALLS = {"x86_64": (237, 239), "aarch64": (235, 236)}
 """The numbers of the system calls `mbind` and `get_mempolicy`, by architecture."""
 _DEFAULT_POLICY, _INTERLEAVE = 0, 3
 _MAX_NODES = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThreadChoice:
-    """number: number of compute threads. reason: explanation of this number for the log."""
-
-    number: int
-    reason: str
-
-
-def default_threads(num_sharing: int) -> ThreadChoice:
-    """Return the number of threads for each of `num_sharing` processes that share the cores.
-
-    The available cores are the smallest of three numbers: CPUs of the affinity mask, physical cores
-    among these CPUs, and the rounded CPU quota of the cgroup. The available cores are divided among
-    the processes; each gets at least one thread.
-    """
-    cpus = allowed_cpus()
-    cores = _num_physical(cpus)
-    quota = read_cgroup_limits().cpu_quota
-    number = min(len(cpus), cores)
-    reason = f"{len(cpus)} CPUs in the affinity mask, {cores} physical cores"
-    if not has_affinity():
-        reason = f"{len(cpus)} CPUs; the system has no affinity mask"
-    if quota is not None:
-        number = min(number, math.floor(quota + 0.5))
-        reason += f", CPU quota of the cgroup {quota:.2f}"
-    if num_sharing > 1:
-        reason += f", shared by {num_sharing} processes"
-    return ThreadChoice(number=max(1, number // num_sharing), reason=reason)
 
 
 def spread_pages(address: int, num_bytes: int) -> None:
@@ -94,18 +60,6 @@ def find_nodes(cpus: Set[int]) -> Set[int]:
         if line.startswith("Mems_allowed_list:"):
             nodes &= _parse_list(line.partition(":")[2])
     return frozenset(node for node in nodes if node < _MAX_NODES)
-
-
-def _num_physical(cpus: Set[int]) -> int:
-    """Return the physical cores of `cpus`. CPUs that report no siblings count as one each."""
-    core_ids = set()
-    for cpu in cpus:
-        try:
-            siblings = (_CPU_FOLDER / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-        except OSError:
-            siblings = str(cpu)
-        core_ids.add(siblings.strip())
-    return len(core_ids)
 
 
 @cache
