@@ -129,6 +129,8 @@ def test_empty_texts_are_scored_by_their_special_tokens(pooling):
         ("/v1/rerank", {"query": "w1", "documents": ["", {"text": LONG}]}, "documents[1]"),
         ("/v1/rerank", {"query": LONG, "documents": ["w1", "w2"]}, "query"),
         ("/v1/rerank", {"query": "w1", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "w1", "documents": "w1"}, "documents"),
+        ("/v1/rerank", {"query": "w1", "documents": ["w1", 1]}, "documents[1]"),
         ("/v1/rerank", {"query": "w1", "documents": [{}]}, "documents[0]"),
         ("/v1/rerank", {"query": "w1", "documents": ["w1"], "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": ["w1"], "documents": ["w1"]}, "query"),
@@ -147,3 +149,30 @@ def test_the_error_of_a_pooling_route_names_the_invalid_field(pooling, path, bod
         assert reply.error["code"] == "context_length_exceeded"
         assert "pass a list" not in reply.error["message"]
     assert pooling.post("/v1/embeddings", {"input": "w1"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/score",
+            {"text_1": ["w1", "w2"], "text_2": "w3"},
+            "text_1 has 2 strings, but text_2 has 1; text_1 must have 1 string, or as many as "
+            "text_2.",
+        ),
+        (
+            "/rerank",
+            {"query": "w1", "documents": "w1"},
+            "documents must be a list of 1 to 2048 documents, each a string or an object with a "
+            'string "text".',
+        ),
+        (
+            "/rerank",
+            {"query": "w1", "documents": ["w1", 1]},
+            'documents[1] must be a string, or an object with a string "text".',
+        ),
+    ],
+    ids=["score", "a string as documents", "a number as a document"],
+)
+def test_the_error_of_a_pooling_route_says_what_is_accepted(pooling, path, body, message):
+    assert pooling.post(path, body).error["message"] == message

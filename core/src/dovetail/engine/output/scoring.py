@@ -81,15 +81,30 @@ def read_pairs(queries: object, documents: object) -> TextPairs:
     """
     firsts, seconds = _texts("queries", queries), _texts("documents", documents)
     num_queries = len(firsts)
+    check_counts(num_queries, len(seconds))
     if num_queries == 1:
         firsts *= len(seconds)
-    if len(firsts) != len(seconds):
-        raise RequestError(
-            f"queries has {len(firsts)} strings for {len(seconds)} documents; pass one query, or "
-            "one for each document.",
-            parameter="queries",
-        )
     return TextPairs(queries=firsts, documents=seconds, num_queries=num_queries)
+
+
+def check_counts(
+    num_queries: int,
+    num_documents: int,
+    *,
+    queries: str = "queries",
+    documents: str = "documents",
+) -> None:
+    """Raise RequestError unless there is one query, or one for each document.
+
+    queries, documents: the names of both lists in the message.
+    """
+    if num_queries in (1, num_documents):
+        return
+    raise RequestError(
+        f"{queries} has {num_queries} strings, but {documents} has {num_documents}; {queries} must "
+        f"have 1 string, or as many as {documents}.",
+        parameter=queries,
+    )
 
 
 def _texts(name: str, value: object) -> list[str]:

@@ -22,6 +22,13 @@ from dovetail_server.protocol.prompts import MAX_PROMPTS
 Input = Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Texts = Annotated[Any, Meta(extra_json_schema=_TEXTS)]
+_TEXT_OBJECT = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+}
+_DOCUMENTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT_OBJECT]}}
+Documents = Annotated[Any, Meta(extra_json_schema=_DOCUMENTS)]
 Encoding = Literal["float", "base64"]
 
 
@@ -60,7 +67,7 @@ class RerankRequest(SharedFields, kw_only=True):
     """The body of the rerank routes. documents: texts, or objects with the key "text"."""
 
     query: str
-    documents: list[str | dict[str, Any]]
+    documents: Documents
     top_n: int | None = None
     return_documents: bool | None = None
     use_activation: bool | None = None
@@ -82,15 +89,22 @@ def read_texts(name: str, value: object) -> list[str]:
     return texts
 
 
-def document_texts(documents: Sequence[str | dict[str, Any]]) -> list[str]:
+def document_texts(documents: object) -> list[str]:
     """Return the texts of documents. Raise APIError that names an invalid one."""
-    for index, item in enumerate(documents):
-        if isinstance(item, dict) and not isinstance(item.get("text"), str):
+    if not isinstance(documents, list) or not 1 <= len(documents) <= MAX_PROMPTS:
+        raise APIError(
+            f"documents must be a list of 1 to {MAX_PROMPTS} documents, each a string or an object "
+            'with a string "text".',
+            code="invalid_type",
+            param="documents",
+        )
+    texts = [item.get("text") if isinstance(item, dict) else item for item in documents]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
             param = f"documents[{index}]"
             message = f'{param} must be a string, or an object with a string "text".'
             raise APIError(message, code="invalid_type", param=param)
-    texts = [item["text"] if isinstance(item, dict) else item for item in documents]
-    return read_texts("documents", texts)
+    return texts
 
 
 def embedding_items(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail.engine.output.scoring import check_counts
 from dovetail.errors import RequestError
 from dovetail.outputs import PoolingRequestOutput
 from dovetail.pooling_params import (
@@ -134,6 +135,7 @@ class PoolingRoutes:
             request = await self._read(exchange, ScoreRequest)
             firsts = read_texts("text_1", request.text_1)
             seconds = read_texts("text_2", request.text_2)
+            check_counts(len(firsts), len(seconds), queries="text_1", documents="text_2")
             names = {"queries": "text_1", "documents": "text_2", "prompt": "text_2"}
             outputs = await self._score(llm, exchange, request, (firsts, seconds), names)
             await self._respond(exchange, outputs, partial(score_items, outputs))
