@@ -172,7 +172,7 @@ def test_the_params_command_shows_and_sets_parameters(spell, monkeypatch, capsys
     [
         ("/params temprature=1", "'temperature'"),
         ("/params temperature=-1", "temperature=-1"),
-        ("/params max_tokens=many", "max_tokens='many'"),
+        ("/params max_tokens=many", "max_tokens='many' must be none or an integer"),
         ("/params temperature", "temperature=…"),
         ("/params stop='x", "cannot be split"),
         ("/params n=2", "not a parameter"),

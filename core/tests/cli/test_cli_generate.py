@@ -48,6 +48,27 @@ def test_stop_strings_end_the_output(spell, capsys) -> None:
     assert capsys.readouterr().out == "abc\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--block-size", "0"), "block_size=0 must be an integer from 1 to 4096."),
+        (("--max-tokens", "0"), "max_tokens=0 must be an integer from 1 to"),
+    ],
+)
+def test_the_error_of_an_option_lists_only_values_that_can_be_typed(
+    spell, capsys, option, message
+) -> None:
+    assert main(["generate", *spell("abc"), *option, " "]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_pages_do_not_mention_none(capsys) -> None:
+    assert main(["generate", "--help-all"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Maximum number of running requests; default: 256." in output.replace(" │ │ ", " ")
+    assert "None" not in output
+
+
 def test_json_output_has_one_object_per_line(spell, capsys) -> None:
     assert main(["generate", *spell("aé"), "--json", "one ", "two "]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())

@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 
 from dovetail.cli.frame.config_file import ConfigFile
 from dovetail.cli.frame.help_page import FLAG, HelpFormatter
+from dovetail.cli.frame.shell_text import shell_message
 from dovetail.cli.frame.version import version_text
 from dovetail.errors import DovetailError, nearest
 
@@ -263,7 +264,9 @@ def _all_commands() -> list[str]:
 
 def _complain(message: str) -> None:
     """Write `message` to stderr in at most three lines."""
-    lines = [line for line in message.splitlines() if line.strip()] or ["The command failed."]
+    lines = [line for line in shell_message(message).splitlines() if line.strip()] or [
+        "The command failed."
+    ]
     if len(lines) > _MAX_LINES:
         hidden = len(lines) - _MAX_LINES + 1
         lines = [*lines[: _MAX_LINES - 1], f"… and {hidden} more lines; --traceback shows them."]

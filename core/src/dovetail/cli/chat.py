@@ -145,7 +145,9 @@ def _converse(session: Session, ask: Ask) -> None:
         except KeyboardInterrupt:
             print()
         except RequestError as error:
-            print_message(f"dovetail: {' '.join(str(error).split())}")
+            # /params reads "none" as None.
+            message = str(error).replace(" must be None", " must be none")
+            print_message(f"dovetail: {' '.join(message.split())}")
 
 
 def _respond(session: Session, text: str) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 from cyclopts import Group, Parameter
 
 from dovetail.cli.frame.help_page import more_options
+from dovetail.cli.frame.shell_text import shell_help
 from dovetail.config.engine_args import EngineArgs
 from dovetail.errors import ConfigError
 
@@ -92,7 +93,7 @@ def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:
         default = None
     shown = isinstance(default, _SHOWN_DEFAULTS) and not isinstance(default, bool)
     parameter = Parameter(
-        help=option.metadata["help"],
+        help=shell_help(option.metadata["help"]),
         group=ENGINE_GROUP if option.name in MAIN else MORE_GROUP,
         negative="" if default in (False, ()) else None,
         show_default=shown,

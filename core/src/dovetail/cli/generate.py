@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.frame.config_file import ConfigOption
+from dovetail.cli.frame.shell_text import shell_message
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
 from dovetail.cli.terminal import print_message, printable, read_text_file, replace_unencodable
 from dovetail.errors import ConfigError
@@ -125,5 +126,5 @@ def _print_rejections(outputs: Sequence[RequestOutput]) -> int:
     rejected = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
     for position, error in rejected:
         where = f"prompt {position}: " if len(outputs) > 1 else ""
-        print_message(f"dovetail: {where}{error}")
+        print_message(f"dovetail: {where}{shell_message(error)}")
     return 2 if rejected else 0

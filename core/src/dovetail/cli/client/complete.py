@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_TOKENS = 64
 _PROMPT_HELP = 'Prompt to continue; "-": standard input.'
-_MODEL_HELP = "Name of a model of the server; None: the first model that the server lists."
+_MODEL_HELP = "Name of a model of the server; default: the first model that the server lists."
 
 
 def complete(

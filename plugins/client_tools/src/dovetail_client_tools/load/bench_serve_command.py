@@ -32,7 +32,7 @@ from dovetail_client_tools.load.bench_options import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_MODEL_HELP = "Name of a model of the server; None: the first model that the server lists."
+_MODEL_HELP = "Name of a model of the server; default: the first model that the server lists."
 
 
 def bench_serve(
