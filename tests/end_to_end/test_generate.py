@@ -252,6 +252,21 @@ def test_chat_accepts_several_conversations_and_a_custom_template(llm):
     assert plain.prompt == "<|user|>Judge my vow!\n"
 
 
+def test_the_parts_of_a_chat_message_are_joined(llm):
+    parts = [{"type": "text", "text": "Judge "}, {"type": "text", "text": "my vow!"}]
+    (output,) = llm.chat([{"role": "user", "content": parts}], greedy())
+    assert output.prompt == "<|user|>Judge my vow!\n<|assistant|>"
+
+
+def test_a_chat_message_may_have_a_role_that_the_template_names(llm):
+    messages = [{"role": "critic", "content": "a"}]
+    template = "{% if messages[0].role == 'critic' %}{{ messages[0].content }}{% endif %}"
+    (output,) = llm.chat(messages, greedy(), chat_template=template)
+    assert output.prompt == "a"
+    with pytest.raises(RequestError, match="'critic'; use one of: system"):
+        llm.chat(messages, greedy())
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "template",

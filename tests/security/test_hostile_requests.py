@@ -300,6 +300,7 @@ def test_invalid_arguments_of_generate_are_rejected(llm, name, value):
 
 
 USER = {"role": "user", "content": "hello"}
+IMAGE = {"type": "image_url", "image_url": {}}
 
 
 @pytest.mark.parametrize(
@@ -307,13 +308,22 @@ USER = {"role": "user", "content": "hello"}
     [
         ("messages", {"messages": "hello"}),
         ("messages", {"messages": []}),
-        ("messages", {"messages": [USER, "hello"]}),
+        ("messages[1]", {"messages": [USER, "hello"]}),
+        ("messages[1]", {"messages": [[USER], "hello"]}),
+        ("messages[1][1]", {"messages": [[USER], [USER, "hello"]]}),
         ("messages", {"messages": [USER] * 5000}),
         ("messages", {"messages": [{"role": "user", "content": HUGE}]}),
         ("messages", {"messages": [{"role": "user", "content": SURROGATE}]}),
         ("messages", {"messages": [{"role": "user", "content": RaisesInRepr()}]}),
-        ("messages", {"messages": [{"role": 5, "content": "a"}]}),
-        ("messages", {"messages": [{"content": "a"}]}),
+        ("messages[0].role", {"messages": [{"role": 5, "content": "a"}]}),
+        ("messages[0].role", {"messages": [{"content": "a"}]}),
+        ("messages[1].role", {"messages": [USER, {"role": "bob", "content": "a"}]}),
+        ("messages[0].role", {"messages": [{"role": HUGE[:9999], "content": "a"}]}),
+        ("messages[1][0].role", {"messages": [[USER], [{"role": "bob", "content": "a"}]]}),
+        ("messages[0].content", {"messages": [{"role": "user"}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [5]}]}),
+        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [IMAGE]}]}),
         ("messages", {"messages": RaisingList([USER])}),
         ("messages", {"messages": itertools.repeat(USER)}),
         ("chat_template", {"messages": [USER], "chat_template": 5}),

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from dovetail import SamplingParams
-from dovetail_server.protocol.chat_prompts import ROLES, read_messages
+from dovetail.engine.messages.conversation import ROLES
+from dovetail_server.protocol.chat_prompts import read_messages
 from dovetail_server.protocol.errors import APIError
 
 PROMPT = "Anna and Ben"

@@ -72,13 +72,15 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise invalid(name, value, " or ".join(map(repr, choices)))
 
 
-def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
-    """Return one conversation, or a list of several. Raise RequestError for too many.
+def list_conversations(messages: Any, limits: LimitsConfig) -> dict[str, Any]:
+    """Return one or several conversations by their names. Raise RequestError for too many.
 
-    The conversations are not checked yet.
+    The conversations are not checked yet. A name, such as "messages[1]", is used in errors.
     """
-    items = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
-    return [items] if not items or isinstance(items[0], Mapping) else items
+    items = _items("messages", messages, max(limits.max_prompts, limits.max_chat_messages))
+    if not items or isinstance(items[0], Mapping):
+        return {"messages": items}
+    return {f"messages[{index}]": item for index, item in enumerate(items)}
 
 
 def check_template_arguments(
@@ -105,35 +107,39 @@ def check_template_arguments(
 
 
 def read_conversation(
-    conversation: Any, *, limits: LimitsConfig, max_prompt_chars: int
+    name: str,
+    conversation: Any,
+    templates: Iterable[str],
+    *,
+    limits: LimitsConfig,
+    max_prompt_chars: int,
 ) -> list[dict[str, Any]]:
-    """Return a conversation as messages of plain data. Raise RequestError if it is invalid."""
-    messages = _items(conversation, limits.max_chat_messages, limit="max_chat_messages")
+    """Return a conversation as messages of plain data. Raise RequestError if it is invalid.
+
+    name: the conversation's name in errors. templates: see `read_messages`.
+    """
+    from dovetail.engine.messages.conversation import read_messages  # imported with the engine
+
+    messages = _items(name, conversation, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
-        raise RequestError("messages is empty; pass at least one message.", parameter="messages")
-    for message in messages:
+        raise RequestError(f"{name} is empty; pass at least one message.", parameter=name)
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise invalid("messages", message, 'a mapping with "role" and "content"')
+            raise invalid(f"{name}[{index}]", message, 'a mapping with "role" and "content"')
     copied: list[dict[str, Any]] = plain_copy(
-        "messages",
+        name,
         messages,
         max_bytes=max_prompt_chars * _BYTES_PER_CHAR,
         limit="max_prompt_chars",
     )
-    for message in copied:
-        if not isinstance(message.get("role"), str):
-            raise RequestError(
-                f'messages has {shorten(message)}, whose "role" is not a string. Give mappings '
-                'with "role" and "content".',
-                parameter="messages",
-            )
-    return copied
+    return read_messages(copied, templates, name=name)
 
 
-def _items(messages: Any, max_items: int, limit: str = "") -> list[Any]:
+def _items(name: str, messages: Any, max_items: int, limit: str = "") -> list[Any]:
     if isinstance(messages, _ONE_PROMPT) or not isinstance(messages, Iterable):
-        raise invalid("messages", messages, "a list of messages, or a list of such lists")
-    return take_items("messages", messages, max_items, what="messages", limit=limit)
+        several = ", or a list of such lists" if name == "messages" else ""
+        raise invalid(name, messages, f"a list of messages{several}")
+    return take_items(name, messages, max_items, what="messages", limit=limit)
 
 
 def _begins_with_token(prompts: Sequence[Any]) -> bool:

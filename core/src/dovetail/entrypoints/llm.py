@@ -111,7 +111,9 @@ class LLM(PoolingMethods):
         Raises RequestError for messages that are not plain data or larger than `LimitsConfig`
         allows. on_error: as for `generate`.
 
-        messages: mappings with "role" and "content". chat_template: replaces the model's template.
+        messages: mappings with "role" and "content". A role is one of OpenAI's API or one that the
+            template names. Errors name the field, such as "messages[0].role".
+        chat_template: replaces the model's template.
         tools: functions that the model may call, as in OpenAI's API. tool_choice: "auto", "none",
             "required" or {"type": "function", "function": {"name": …}}; a call that is required is
             always valid. parallel_tool_calls: whether a message may have several calls.
@@ -129,9 +131,9 @@ class LLM(PoolingMethods):
         params = one_each(sampling_params, len(conversations), "sampling_params")
         prompts: dict[int, Prompt] = {}
         rejected: dict[int, RequestOutput] = {}
-        for index, conversation in enumerate(conversations):
+        for index, (name, conversation) in enumerate(conversations.items()):
             try:
-                prompts[index] = render(conversation)
+                prompts[index] = render(name, conversation)
                 params[index] = constrain_chat(self.llm_engine, params[index], use, prompts[index])
             except RequestError as error:
                 if on_error == "raise":
@@ -153,8 +155,11 @@ class LLM(PoolingMethods):
         kwargs: Any,
         add_generation_prompt: Any,
         tools: Sequence[Mapping[str, Any]],
-    ) -> Callable[[Any], Prompt]:
-        """Return a function that renders a conversation to a prompt: its text and token ids."""
+    ) -> Callable[[str, Any], Prompt]:
+        """Return a function that renders a conversation to a prompt: its text and token ids.
+
+        The function's first argument is the name of the conversation in errors.
+        """
         from dovetail.engine.messages.history import (
             CallForm,
             call_form,
@@ -172,14 +177,19 @@ class LLM(PoolingMethods):
         if chat_template is not None:
             chat_template = plain_text(chat_template)  # calls no method of a subclass
 
-        def render(conversation: Any) -> Prompt:
+        def render(name: str, conversation: Any) -> Prompt:
+            known = tokenizer.chat_templates.values() if chat_template is None else [chat_template]
             messages = read_conversation(
-                conversation, limits=limits, max_prompt_chars=inputs.max_prompt_chars
+                name,
+                conversation,
+                known,
+                limits=limits,
+                max_prompt_chars=inputs.max_prompt_chars,
             )
             has = has_calls(messages)
             form = call_form(tokenizer, chat_template) if has else CallForm()
             text = tokenizer.apply_chat_template(
-                prepare_history(messages, form),
+                prepare_history(messages, form, name=name),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 **variables,

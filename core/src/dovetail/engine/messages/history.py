@@ -92,17 +92,18 @@ def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def prepare_history(
-    messages: Sequence[Mapping[str, Any]], form: CallForm = FORMS[0]
+    messages: Sequence[Mapping[str, Any]], form: CallForm = FORMS[0], *, name: str = "messages"
 ) -> list[dict[str, Any]]:
     """Return the messages with calls in the form that the template expects.
 
-    Arguments that are not a JSON object stay strings. Raises RequestError, naming the field, for an
-    invalid call, and for a result whose id is not that of an earlier call.
+    Arguments that are not a JSON object stay strings. name: the name of the conversation in errors.
+    Raises RequestError, naming the field, for an invalid call, and for a result whose id is not
+    that of an earlier call.
     """
     known: set[str] = set()
     prepared = []
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
+        where = f"{name}[{index}]"
         if message.get("role") == "tool":
             _check_result(where, message, known)
         calls = message.get("tool_calls")

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail.engine.messages import conversation
+from dovetail.engine.messages.conversation import MessageFieldError
 from dovetail.engine.messages.history import CallForm, call_form, has_calls, prepare_history
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
@@ -28,14 +30,8 @@ RESERVED_VARIABLES = frozenset(
 )
 """Names that `chat_template_kwargs` must not have."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""The roles of OpenAI's API. A chat template may name further roles."""
-MAX_ROLE_CHARS = 64
-
 _MARKS = range(0xF0000, 0xF0100)
 """Private-use characters; one that the messages do not contain marks the split points."""
-
-_TEXT_PARTS = ("text", "input_text")
 
 
 def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
@@ -101,11 +97,10 @@ def read_messages(
         raise APIError(
             f"messages has {len(items)} entries; at most {maximum} are accepted.", param="messages"
         )
-    messages = [_message(f"messages[{index}]", item) for index, item in enumerate(items)]
-    for index, message in enumerate(messages):
-        if message["role"] not in ROLES:
-            _check_role(f"messages[{index}].role", message["role"], templates)
-    return messages
+    try:
+        return conversation.read_messages(items, templates)
+    except MessageFieldError as error:
+        raise APIError(str(error), code=error.problem.value, param=error.parameter) from None
 
 
 def render(
@@ -161,60 +156,6 @@ def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
         return None
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)))
-
-
-def _message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    role = message.get("role")
-    if type(role) is not str or not role:
-        code = "missing_required_parameter" if role is None else "invalid_type"
-        raise APIError(
-            f"{name}.role must be a string, such as user.", code=code, param=f"{name}.role"
-        )
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_part(f"{name}.content[{i}]", item) for i, item in enumerate(content))
-    elif content is None and not message.get("tool_calls"):
-        raise APIError(
-            f"{name}.content is missing.",
-            code="missing_required_parameter",
-            param=f"{name}.content",
-        )
-    elif not isinstance(content, str | None):
-        raise APIError(
-            f"{name}.content must be a string or a list of parts.",
-            code="invalid_type",
-            param=f"{name}.content",
-        )
-    return {**message, "content": content}
-
-
-def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
-    """Raise APIError for a role that no template names: a typo, or an injection of text."""
-    named = len(role) <= MAX_ROLE_CHARS and any(
-        quote + role + quote in template for template in templates for quote in ("'", '"')
-    )
-    if not named:
-        raise APIError(
-            f"{name} is {role[:40]!r}; use one of: {', '.join(ROLES)}, or a role that the chat "
-            "template of the model names.",
-            param=name,
-        )
-
-
-def _part(name: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind in _TEXT_PARTS and isinstance(text, str):
-        return text
-    if isinstance(kind, str) and kind not in _TEXT_PARTS:
-        raise APIError(
-            f"{name}.type is {kind[:40]!r}; this model accepts only text.",
-            code="unsupported_parameter",
-            param=f"{name}.type",
-        )
-    raise APIError(
-        f'{name} must be {{"type": "text", "text": "…"}}.', code="invalid_type", param=name
-    )
 
 
 def _variables(request: ChatRequest) -> dict[str, Any]:
