@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEndParts
 from dovetail.engine.plugin_choices import make_registry
-from dovetail.plugins.selection import prepare_platform
+from dovetail.plugins.selection import choosing, prepare_platform
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
@@ -36,6 +37,13 @@ class LateTokenizer(ByteTokenizer):
 class BrokenPlatform(FakePlatform):
     def prepare(self, config):
         raise ZeroDivisionError("by zero")
+
+
+class HangingPlatform(FakePlatform):
+    released = threading.Event()
+
+    def prepare(self, config):
+        self.released.wait()
 
 
 @pytest.fixture
@@ -70,6 +78,22 @@ def test_an_engine_starts_if_the_preparation_fails(config, caplog):
     assert isinstance(platform, BrokenPlatform)
     (record,) = caplog.records
     assert "preparation" in record.getMessage() and "by zero" in record.getMessage()
+
+
+def test_an_engine_starts_if_the_preparation_hangs(config, caplog, monkeypatch):
+    monkeypatch.setattr(choosing, "PREPARATION_TIMEOUT_S", 0.05)
+    requested = config(HangingPlatform)
+    try:
+        with caplog.at_level(logging.WARNING):
+            platform = prepare_platform(make_registry(requested), requested)
+    finally:
+        HangingPlatform.released.set()
+    assert isinstance(platform, HangingPlatform)
+    (record,) = caplog.records
+    name = platform.info.name
+    assert f"preparation of the platform {name!r} did not finish within 0.05 s" in (
+        record.getMessage()
+    )
 
 
 def test_the_modules_of_a_conversation_in_this_process_do_not_import_unused_modules():

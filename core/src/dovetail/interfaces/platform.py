@@ -107,9 +107,10 @@ class Platform(ABC):
     def prepare(self, config: RequestedConfig) -> None:  # noqa: B027  # optional to override
         """Start to load what the worker will need, such as shared libraries, in the background.
 
-        Called once per engine, in the process that starts it, before `defaults`. Return
-        immediately, and do not use a device. The engine may fail to start afterwards, so do not
-        write files. `explain` does not call this method.
+        Called once per engine, in a thread of the process that starts it, before `defaults`. Return
+        immediately, and do not use a device: after 30 seconds the start continues with a warning.
+        The engine may fail to start afterwards, so do not write files. `explain` does not call this
+        method.
         """
 
     def problems(self, config: EngineConfig) -> Sequence[str]:

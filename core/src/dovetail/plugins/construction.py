@@ -6,8 +6,10 @@ linear_method) get them as the keyword `options`, but only if the plugin has an 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dovetail.errors import ContractError, DovetailError, PluginLoadError
 from dovetail.plugins.containment import describe_failure
@@ -34,6 +36,41 @@ def call_plugin(owner: str, what: str, question: Callable[[], T]) -> T:
             f"The {owner} failed when the engine called it for its {what}: "
             f"{describe_failure(error)}."
         ) from error
+
+
+def call_plugin_within(
+    owner: str, what: str, question: Callable[[], object], *, timeout_s: float
+) -> None:
+    """Call a method of a plugin in a thread, and wait at most `timeout_s` seconds.
+
+    Raises PluginLoadError if the method has not returned by then; it continues in its thread. Also
+    raises the errors of `call_plugin`.
+    """
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            question()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name=f"dovetail-{what}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise PluginLoadError(f"The {what} of the {owner} was skipped: {error}.") from error
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise PluginLoadError(
+            f"The {what} of the {owner} did not finish within {timeout_s:g} s and continues in the "
+            "background."
+        )
+    if errors:
+        call_plugin(owner, what, partial(_raise, errors[0]))
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def construct(

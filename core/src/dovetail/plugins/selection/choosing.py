@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import DovetailError, PluginNotFoundError
 from dovetail.interfaces.attention import AttentionBackend, AttentionRequirements
 from dovetail.interfaces.platform import Platform
-from dovetail.plugins.construction import call_plugin, construct
+from dovetail.plugins.construction import call_plugin_within, construct
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.precedence import resolve_scheduler
@@ -19,6 +19,9 @@ from dovetail.plugins.selection.verdict import AUTO, FAILED, TAKEN, Criteria, Ve
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import RequestedConfig
+
+PREPARATION_TIMEOUT_S = 30.0
+"""The engine waits at most this time for `Platform.prepare`, which should return immediately."""
 
 
 def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
@@ -65,15 +68,18 @@ def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform
 def prepare_platform(registry: PluginRegistry, config: RequestedConfig) -> Platform:
     """Return the platform of the engine, which prepares for the start of its worker.
 
-    The first call chooses the platform and calls its `prepare`; later calls return it. A failure of
-    `prepare` is logged. Raises the errors of `choose_platform`.
+    The first call chooses the platform and calls its `prepare`; later calls return it. A warning is
+    logged if `prepare` fails or does not return within `PREPARATION_TIMEOUT_S`. Raises the errors
+    of `choose_platform`.
     """
     if registry.platform is not None:
         return registry.platform
     platform = choose_platform(registry, config.parallel.platform)
     owner = f"platform {platform.info.name!r}"
     try:
-        call_plugin(owner, "preparation", lambda: platform.prepare(config))
+        call_plugin_within(
+            owner, "preparation", lambda: platform.prepare(config), timeout_s=PREPARATION_TIMEOUT_S
+        )
     except DovetailError as error:
         registry.warn(f"{error} The engine starts without it.")
     return platform
