@@ -197,3 +197,27 @@ def test_the_engine_rejects_invalid_values_that_bypassed_the_front_end():
     object.__setattr__(params, "top_p", 7.0)
     with pytest.raises(RequestError, match="top_p"):
         params.validate()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stop": 5}, "stop=5 must be a string or a list of strings."),
+        ({"bad_words": "x"}, "bad_words='x' must be a list of strings."),
+        (
+            {"stop_token_ids": [3, "a"]},
+            "stop_token_ids contains 'a'; token ids must be integers from 0 to 2147483647.",
+        ),
+        (
+            {"logit_bias": {"a": 1}},
+            "logit_bias contains 'a'; token ids must be integers from 0 to 2147483647.",
+        ),
+    ],
+    ids=str,
+)
+def test_the_message_for_an_invalid_list_shows_the_invalid_entry_and_what_is_accepted(
+    values, message
+):
+    with pytest.raises(RequestError) as rejection:
+        SamplingParams(**values)
+    assert str(rejection.value) == message

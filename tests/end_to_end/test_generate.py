@@ -11,7 +11,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.llm_engine import LLMEngine
-from dovetail.errors import RequestError
+from dovetail.errors import EngineDeadError, RequestError
 from dovetail.outputs import RequestOutputKind
 from end_to_end.checkpoints import OPTIONS, letters
 
@@ -316,6 +316,9 @@ def test_a_context_manager_releases_all_resources(model_dir, options):
         assert hasattr(worker, "_model")
     assert not hasattr(worker, "_model")
     llm.shutdown()
+    for call in (llm.generate, llm.chat):
+        with pytest.raises(EngineDeadError, match="the engine was shut down; create a new one"):
+            call(CONVERSATION if call == llm.chat else PROMPT, greedy())
 
 
 # --- a user's loop over `step` ----------------------------------------------------------------

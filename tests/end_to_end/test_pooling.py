@@ -130,6 +130,26 @@ def test_an_embedding_model_scores_by_cosine_similarity(encoder):
             encoder.score(queries, documents, use_tqdm=False)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "cross_encoder"])
+def test_an_entry_that_is_not_a_string_does_not_affect_other_pairs(request, kind):
+    llm = request.getfixturevalue(kind)
+    query, first, second = make_texts(3)
+    expected = [each.outputs.score for each in llm.score(query, [first, second], use_tqdm=False)]
+    options = {"use_tqdm": False, "on_error": "return"}
+    for queries, documents, error in (
+        (query, [first, 5, second], "documents[1] must be a string."),
+        ([query, None, query], [first, first, second], "queries[1] must be a string."),
+    ):
+        outputs = llm.score(queries, documents, **options)
+        assert [each.outputs.score for each in outputs[::2]] == pytest.approx(expected, abs=1e-6)
+        assert outputs[1].outputs is None and outputs[1].error == error
+        with pytest.raises(RequestError) as caught:
+            llm.score(queries, documents, use_tqdm=False)
+        assert str(caught.value) == error
+    for output in llm.score([5], [first, second], **options):
+        assert output.error == "queries[0] must be a string."
+
+
 def test_late_interaction_sums_the_maximum_similarity_of_each_query_token(folder, tmp_path):
     late = write_tiny_encoder(tmp_path / "late")
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.Transformer"}]

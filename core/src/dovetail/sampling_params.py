@@ -196,8 +196,8 @@ class SamplingParams:
             value = getattr(self, name)
             if type(value) is not float:  # an int, or a subclass whose methods are not called
                 self._normalize(name, check_number(name, value, -math.inf, math.inf))
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self._normalize("stop", take_strings("stop", stop, MAX_STOP_STRINGS, MAX_TEXT_CHARS))
+        stop = take_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_TEXT_CHARS, allow_one=True)
+        self._normalize("stop", stop)
         words = take_strings("bad_words", self.bad_words, MAX_WORDS, MAX_TEXT_CHARS)
         self._normalize("bad_words", words)
         stops = take_ids("stop_token_ids", self.stop_token_ids, MAX_TOKEN_IDS, MAX_TOKENS)

@@ -282,12 +282,19 @@ class _PlainCopy:
             )
 
 
-def take_strings(name: str, strings: object, maximum: int, max_chars: int) -> tuple[str, ...]:
-    """Return the strings of a parameter, at most `maximum`. Raise RequestError for other values."""
+def take_strings(
+    name: str, strings: object, maximum: int, max_chars: int, *, allow_one: bool = False
+) -> tuple[str, ...]:
+    """Return the strings of a parameter, at most `maximum`. Raise RequestError for other values.
+
+    allow_one: whether the value may be a string instead of a list.
+    """
     if strings is None:
         return ()
+    if allow_one and isinstance(strings, str):
+        strings = (strings,)
     if not isinstance(strings, (list, tuple)):
-        raise invalid(name, strings, "a list of strings")
+        raise invalid(name, strings, f"{'a string or ' * allow_one}a list of strings")
     items = take_items(name, strings, maximum, what="strings")
     plain = tuple(plain_text(item) if isinstance(item, str) else item for item in items)
     check_strings(name, plain, maximum, max_chars)
@@ -325,4 +332,7 @@ def check_ids(name: str, ids: Sequence[int], max_id: int) -> None:
         return
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > max_id:
         wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= max_id)
-        check_integer(name, wrong, 0, max_id)
+        raise RequestError(
+            f"{name} contains {shorten(wrong)}; token ids must be integers from 0 to {max_id}.",
+            parameter=name,
+        )

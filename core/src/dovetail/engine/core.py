@@ -75,7 +75,7 @@ class EngineCore:
         self._unsampled: SchedulerOutput | None = None
         self._clock = clock or MonotonicClock()
         self._idle = IdleWait(self._clock)
-        self._dead = self._stats_due = self._asleep = False
+        self._dead = self._stats_due = self._asleep = self._is_shut_down = False
         self._last_stats: SchedulerStats | None = None
         self._awake_tags: set[str] = set()
 
@@ -309,6 +309,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Shut scheduler and executor down. May be called twice."""
+        self._is_shut_down = True
         self._out.clear()
         try:
             fault("core.shutdown")
@@ -393,5 +394,7 @@ class EngineCore:
         return EngineDeadError(f"a step failed: {error}", digest=plan.describe())
 
     def _check_alive(self) -> None:
+        if self._is_shut_down:
+            raise EngineDeadError("the engine was shut down; create a new one.")
         if self._dead:
             raise EngineDeadError("the engine has failed in an earlier step; create a new one")

@@ -44,7 +44,10 @@ def run_batch(
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
     rejected: Mapping[str, RequestError] = {}
     try:
-        rejected = engine.add_requests(requests)
+        rejected = {
+            request_id: _with_argument_name(error)
+            for request_id, error in engine.add_requests(requests).items()
+        }
         if names:
             rejected = {
                 request.request_id: rejected[request.request_id].with_prompt_name(name)
@@ -71,6 +74,13 @@ def run_batch(
             "by another caller of this engine's step(); do not call step() during LLM.generate."
         )
     return [results[request.request_id] for request in requests]
+
+
+def _with_argument_name(error: RequestError) -> RequestError:
+    """Return the error with `sampling_params`, as in `LLM.generate`, instead of `params`."""
+    if error.parameter != "params":
+        return error
+    return RequestError(f"sampling_{error}", parameter="sampling_params")
 
 
 def _first_rejection(

@@ -30,23 +30,20 @@ def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> l
     """
     if isinstance(prompts, _ONE_PROMPT) or not isinstance(prompts, Iterable):
         return [prompts]
-    if isinstance(prompts, (list, tuple)) and _begins_with_token(prompts):
-        return _one_or_several(list(prompts)) if len(prompts) <= max_model_len else [prompts]
+    if _begins_with_token(prompts) and all(map(_is_token, prompts[: max_model_len + 1])):
+        return [list(prompts) if len(prompts) <= max_model_len else prompts]
     items: Iterator[Any] = guarded("prompts", lambda: iter(prompts))
     head = guarded("prompts", lambda: list(islice(items, 1)))
     if not head:
         return []
-    if not _is_token(head[0]):
-        taken = take_items(
-            "prompts",
-            chain(head, items),
-            limits.max_prompts,
-            what="prompts",
-            limit="max_prompts",
-        )
-        return _one_or_several(taken)
-    # One token more than the limit shows that the prompt is too long.
-    return _one_or_several(guarded("prompts", lambda: head + list(islice(items, max_model_len))))
+    if _is_token(head[0]):
+        # One token more than the limit shows that the prompt is too long.
+        head += guarded("prompts", lambda: list(islice(items, max_model_len)))
+        if all(map(_is_token, head)):
+            return [head]
+    return take_items(
+        "prompts", chain(head, items), limits.max_prompts, what="prompts", limit="max_prompts"
+    )
 
 
 def one_each(value: Any, count: int, name: str) -> list[Any]:
@@ -148,7 +145,3 @@ def _begins_with_token(prompts: Sequence[Any]) -> bool:
 
 def _is_token(item: object) -> bool:
     return isinstance(item, int)
-
-
-def _one_or_several(listed: list[Any]) -> list[Any]:
-    return [listed] if listed and all(map(_is_token, listed)) else listed

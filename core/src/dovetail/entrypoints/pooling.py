@@ -128,7 +128,8 @@ class PoolingMethods:
         together. Other models embed each text once, and the score is the cosine similarity, or the
         sum of the largest similarities of tokens (late interaction). An empty text is scored by its
         special tokens; if the tokenizer adds none, the pair is rejected. Errors name the text, such
-        as "documents[1]".
+        as "documents[1]". With on_error="return", a pair with an entry that is not a string gets an
+        output with `error` set.
         """
         from dovetail.engine.output.scoring import (
             ScoringKind,
@@ -136,9 +137,10 @@ class PoolingMethods:
             read_pairs,
             scoring_kind,
         )
+        from dovetail.entrypoints.batch import rejected_output
 
         _check_options(use_tqdm, on_error)
-        pairs = read_pairs(queries, documents)
+        pairs = read_pairs(queries, documents, is_strict=on_error == "raise")
         maximum = self.llm_engine.config.limits.max_prompts
         if len(pairs.documents) > maximum:
             raise RequestError(
@@ -149,12 +151,19 @@ class PoolingMethods:
         kind = scoring_kind(self.llm_engine.supported_tasks)
         params = _with_task(pooling_params, kind.value)
         run = partial(self._pool, use_tqdm=use_tqdm, on_error=on_error)
+        results = {
+            index: PoolingRequestOutput.of(rejected_output(f"rejected-{index}", None, error))
+            for index, error in pairs.errors.items()
+        }
         if kind is ScoringKind.CROSS_ENCODER:
-            return self._score_pairs(pairs, params, run, is_strict=on_error == "raise")
-        texts = pairs.texts()
-        count = len(texts)
-        outputs = run([*texts], [params] * count, [0] * count, names=[*texts.values()])
-        return compare_all(kind, pairs, dict(zip(texts, outputs, strict=True)))
+            results |= self._score_pairs(pairs, params, run, is_strict=on_error == "raise")
+        else:
+            texts = pairs.texts()
+            count = len(texts)
+            outputs = run([*texts], [params] * count, [0] * count, names=[*texts.values()])
+            scores = compare_all(kind, pairs, dict(zip(texts, outputs, strict=True)))
+            results |= zip(pairs.valid, scores, strict=True)
+        return [results[index] for index in range(len(pairs.documents))]
 
     def _score_pairs(
         self,
@@ -163,15 +172,19 @@ class PoolingMethods:
         run: Callable[..., list[PoolingRequestOutput]],
         *,
         is_strict: bool,
-    ) -> list[PoolingRequestOutput]:
-        """Return the score of each pair by a cross-encoder. is_strict: raise the first error."""
+    ) -> dict[int, PoolingRequestOutput]:
+        """Return the score of each valid pair, by index, of a cross-encoder.
+
+        is_strict: raise the first error.
+        """
         from dovetail.entrypoints.batch import rejected_output
 
         inputs = self.llm_engine.front.pooling_inputs
         prompts: dict[int, Prompt] = {}
         each: list[PoolingParams] = []
         results: dict[int, PoolingRequestOutput] = {}
-        for index, (first, second) in enumerate(zip(pairs.queries, pairs.documents, strict=True)):
+        for index in pairs.valid:
+            first, second = pairs.queries[index], pairs.documents[index]
             names = pairs.query_name(index), pairs.document_name(index)
             try:
                 token_ids, start = inputs.encode_pair(
@@ -188,7 +201,7 @@ class PoolingMethods:
         names_of_documents = [pairs.document_name(index) for index in prompts]
         outputs = run([*prompts.values()], each, [0] * len(each), names=names_of_documents)
         results |= zip(prompts, outputs, strict=True)
-        return [results[index] for index in range(len(pairs.documents))]
+        return results
 
 
 def _check_options(use_tqdm: object, on_error: object) -> None:

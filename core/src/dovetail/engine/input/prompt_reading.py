@@ -22,6 +22,7 @@ from dovetail.value_checks import (
 
 _CONTENTS = ("prompt_token_ids", "prompt")
 _TRAITS = ("cache_salt", "tenant", "deadline_s")
+_SYNONYMS = {"content": "prompt", "text": "prompt", "token_ids": "prompt_token_ids"}
 _MAX_DEADLINE_S = 1e9
 _NOT_TOKENS = (bytes, bytearray, memoryview, Mapping, Set)
 DEFAULT_LIMITS = LimitsConfig()
@@ -136,7 +137,9 @@ def _known_entries(prompt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nearest(name: object, known: tuple[str, ...]) -> str:
-    return nearest(name[:80], known) if type(name) is str else ""
+    if type(name) is not str:
+        return ""
+    return f" Did you mean {_SYNONYMS[name]!r}?" if name in _SYNONYMS else nearest(name[:80], known)
 
 
 def _last_of(sequence: Sequence[int], count: int) -> Iterable[int]:
@@ -150,7 +153,7 @@ def _content(prompt: object) -> str | Iterable[int]:
     if isinstance(prompt, Iterable) and not isinstance(prompt, _NOT_TOKENS):
         return prompt
     raise RequestError(
-        f"the prompt is a {type(prompt).__name__}; pass a string, a list of token ids, "
+        f"the prompt has the type {type(prompt).__name__}; pass a string, a list of token ids, "
         '{"prompt": "…"} or {"prompt_token_ids": […]}.',
         parameter="prompt",
     )

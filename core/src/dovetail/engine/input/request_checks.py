@@ -57,7 +57,8 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     if not known_ints and set(map(type, ids)) != {int}:
         wrong = next(token for token in ids if type(token) is not int)
         raise RequestError(
-            f"{parameter} contains {shorten(wrong)}, which is not an integer; pass token ids.",
+            f"{parameter} contains {shorten(wrong)} of the type {type(wrong).__name__}; token ids "
+            "must have the type int.",
             parameter=parameter,
         )
     for wrong in (min(ids), max(ids)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import mul
 
@@ -48,11 +48,18 @@ class TextPairs:
     """The pairs of strings of a call. queries, documents: one string for each pair.
 
     num_queries: number of strings that the caller passed as queries: 1 or the number of pairs.
+    errors: by index of a pair, why it has no score; its strings are not used.
     """
 
     queries: Sequence[str]
     documents: Sequence[str]
     num_queries: int
+    errors: Mapping[int, RequestError] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> list[int]:
+        """The indexes of the pairs without an error."""
+        return [index for index in range(len(self.documents)) if index not in self.errors]
 
     def query_name(self, index: int) -> str:
         """Return the name of a pair's query in errors: "queries", or with an index if several."""
@@ -63,28 +70,37 @@ class TextPairs:
         return _entry("documents", index, len(self.documents))
 
     def texts(self) -> dict[str, str]:
-        """Return each different string with the name of its first occurrence, queries first."""
+        """Return each different string with the name of its first occurrence, queries first.
+
+        Pairs with an error are omitted.
+        """
         names: dict[str, str] = {}
         for strings, name_of in (
             (self.queries, self.query_name),
             (self.documents, self.document_name),
         ):
-            for index, text in enumerate(strings):
-                names.setdefault(text, name_of(index))
+            for index in self.valid:
+                names.setdefault(strings[index], name_of(index))
         return names
 
 
-def read_pairs(queries: object, documents: object) -> TextPairs:
+def read_pairs(queries: object, documents: object, *, is_strict: bool = True) -> TextPairs:
     """Return the pairs of strings. Raise RequestError, naming the argument, for other types.
 
-    queries: one text for all documents, or one for each.
+    queries: one text for all documents, or one for each. is_strict: whether an entry that is not a
+    string is an error of the whole call, or only of its pairs.
     """
-    firsts, seconds = _texts("queries", queries), _texts("documents", documents)
+    firsts, first_errors = _texts("queries", queries)
+    seconds, second_errors = _texts("documents", documents)
     num_queries = len(firsts)
     check_counts(num_queries, len(seconds))
     if num_queries == 1:
         firsts *= len(seconds)
-    return TextPairs(queries=firsts, documents=seconds, num_queries=num_queries)
+        first_errors = dict.fromkeys(range(len(seconds)), first_errors[0]) if first_errors else {}
+    errors = {**second_errors, **first_errors}
+    if is_strict and errors:
+        raise next(iter((first_errors or second_errors).values()))
+    return TextPairs(queries=firsts, documents=seconds, num_queries=num_queries, errors=errors)
 
 
 def check_counts(
@@ -107,15 +123,19 @@ def check_counts(
     )
 
 
-def _texts(name: str, value: object) -> list[str]:
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, (list, tuple)):
+def _texts(name: str, value: object) -> tuple[list[str], dict[int, RequestError]]:
+    """Return the strings of an argument, and errors by index. Other entries become ""."""
+    if isinstance(value, str):
+        return [plain_text(value)], {}
+    if not isinstance(value, (list, tuple)):
         raise RequestError(f"{name} must be a string or a list of strings.", parameter=name)
-    for index, item in enumerate(listed):
+    texts, errors = [], {}
+    for index, item in enumerate(value):
         if not isinstance(item, str):
-            entry = _entry(name, index, len(listed))
-            raise RequestError(f"{entry} is not a string.", parameter=entry)
-    return [plain_text(item) for item in listed]
+            entry = f"{name}[{index}]"
+            errors[index] = RequestError(f"{entry} must be a string.", parameter=entry)
+        texts.append(plain_text(item) if isinstance(item, str) else "")
+    return texts, errors
 
 
 def _entry(name: str, index: int, count: int) -> str:
@@ -144,9 +164,11 @@ def compare(
 def compare_all(
     kind: ScoringKind, pairs: TextPairs, pooled: Mapping[str, PoolingRequestOutput]
 ) -> list[PoolingRequestOutput]:
-    """Return the score of each pair of strings. pooled: the output of each string."""
-    strings = zip(pairs.queries, pairs.documents, strict=True)
-    return [compare(kind, pooled[first], pooled[second]) for first, second in strings]
+    """Return the score of each valid pair of strings. pooled: the output of each string."""
+    return [
+        compare(kind, pooled[pairs.queries[index]], pooled[pairs.documents[index]])
+        for index in pairs.valid
+    ]
 
 
 def cosine(first: Vector, second: Vector) -> float:
