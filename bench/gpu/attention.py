@@ -14,13 +14,10 @@ attends to.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -34,11 +31,13 @@ from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
 from dovetail_torch.layers import TorchOps
 
-NO_GPU = 3
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu.metrics import Metric, graph_s, median_s, report_metrics
+
 BLOCK_SIZE = 16
 COPY_BYTES = 2 << 30
 MIN_CACHE_BYTES = 256 << 20
-NUM_ROUNDS = 12
 MIN_BYTES_OF_TARGET = 128 << 20
 """Bytes of keys and values per layer above which decode must reach its share of the copy rate."""
 
@@ -98,29 +97,6 @@ MORE_STEPS = (
     Step(label="prefill 16 x 1024", num_rows=16, context_len=0, query_len=1024),
     Step(label="chunk 2048 after 8192", num_rows=1, context_len=8192, query_len=2048),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One measurement."""
-
-    name: str
-    value: float
-    unit: str
-    note: str
-
-
-def median_s(run: Callable[[], object]) -> float:
-    """Return the median time of a call on the device, in seconds."""
-    times = []
-    for _ in range(NUM_ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return median(times[2:])
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -198,11 +174,7 @@ def time_layer(step: Step, device: torch.device) -> float:
             layer.forward(q, k, v, cache, metadata, out, rotary_args)
 
     all_layers()  # compiles, and creates the work list
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        all_layers()
-    return median_s(graph.replay) / len(layers)
+    return graph_s(all_layers) / len(layers)
 
 
 def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Metric]:
@@ -226,26 +198,15 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Metric]:
     yield Metric(name="decode_copy_share", value=min(shares), unit="%", note=note)
 
 
+def measure_device(device: torch.device, small: bool) -> Iterator[Metric]:
+    """Yield the metrics of all steps, or of the first ones if `small`."""
+    torch.manual_seed(0)
+    return measure(STEPS if small else STEPS + MORE_STEPS, device)
+
+
 def main() -> int:
     """Measure and print the metrics, and write them to a file. Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="file for the measurements")
-    parser.add_argument("--device", default="cuda", help="torch's name of the device")
-    parser.add_argument("--small", action="store_true", help="fewer cases")
-    chosen = parser.parse_args()
-    if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
-        print("bench/gpu/attention.py needs a GPU; none was found")
-        return NO_GPU
-    torch.manual_seed(0)
-    steps, metrics = STEPS if chosen.small else STEPS + MORE_STEPS, []
-    for metric in measure(steps, torch.device(chosen.device)):
-        print(f"{metric.name:32} {metric.value:10.1f} {metric.unit:8} {metric.note}", flush=True)
-        metrics.append(asdict(metric))
-        if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
-            part = chosen.json.with_suffix(".part")
-            part.write_text(json.dumps({"metrics": metrics}, indent=1) + "\n", "utf-8")
-            part.replace(chosen.json)
-    return 0
+    return report_metrics("bench/gpu/attention.py", __doc__.split("\n")[0], measure_device)
 
 
 if __name__ == "__main__":

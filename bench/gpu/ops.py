@@ -11,14 +11,11 @@ measured separately.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -26,24 +23,16 @@ from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
 from dovetail_ops_triton.ops import TritonOps
 from dovetail_torch.layers.torch_ops import TorchOps
 
-NO_GPU = 3
-NUM_ROUNDS = 10
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu.metrics import Metric, graph_s, median_s, report_metrics
+
 NUM_CALLS = 20
 NUM_HOST_CALLS = 200
 VOCAB_SIZE = 151_936
 EPS = 1e-6
 Call = Callable[[], object]
 THEIRS = TorchOps()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One measurement."""
-
-    name: str
-    value: float
-    unit: str
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +60,18 @@ class Comparison:
     their_graph: bool = True
 
 
-def median_s(run: Call, num_calls: int) -> float:
-    """Return the median time of one call in seconds. `run` makes several calls."""
-    times = []
-    for _ in range(NUM_ROUNDS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return median(times[2:]) / num_calls
-
-
 def time_call(call: Call, *, in_graph: bool = True) -> float:
     """Return the seconds that a call takes on the device."""
     call()
-    torch.cuda.synchronize()
     if not in_graph:
-        return median_s(call, 1)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+        torch.cuda.synchronize()
+        return median_s(call)
+
+    def several() -> None:
         for _ in range(NUM_CALLS):
             call()
-    return median_s(graph.replay, NUM_CALLS)
+
+    return graph_s(several) / NUM_CALLS
 
 
 def host_s(call: Call) -> float:
@@ -242,7 +219,7 @@ def comparisons(device: torch.device, *, small: bool) -> Iterator[Comparison]:
         yield input_comparison(ours, num_rows, device)
 
 
-def measure(device: torch.device, *, small: bool) -> Iterator[Metric]:
+def measure(device: torch.device, small: bool) -> Iterator[Metric]:
     """Yield the metrics of all comparisons."""
     for comparison in comparisons(device, small=small):
         ours = time_call(comparison.ours)
@@ -262,23 +239,7 @@ def measure(device: torch.device, *, small: bool) -> Iterator[Metric]:
 
 def main() -> int:
     """Measure and print the metrics, and write them to a file. Return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="file for the measurements")
-    parser.add_argument("--device", default="cuda", help="torch's name of the device")
-    parser.add_argument("--small", action="store_true", help="fewer cases")
-    chosen = parser.parse_args()
-    if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
-        print("bench/gpu/ops.py needs a GPU; none was found")
-        return NO_GPU
-    metrics = []
-    for metric in measure(torch.device(chosen.device), small=chosen.small):
-        print(f"{metric.name:48} {metric.value:10.1f} {metric.unit:5} {metric.note}", flush=True)
-        metrics.append(asdict(metric))
-        if chosen.json:  # after each metric, so that a process killed at its deadline keeps them
-            part = chosen.json.with_suffix(".part")
-            part.write_text(json.dumps({"metrics": metrics}, indent=1) + "\n", "utf-8")
-            part.replace(chosen.json)
-    return 0
+    return report_metrics("bench/gpu/ops.py", __doc__.split("\n")[0], measure)
 
 
 if __name__ == "__main__":
