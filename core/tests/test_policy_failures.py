@@ -1,6 +1,7 @@
 """A failing policy raises in strict mode. Otherwise FCFS replaces it and no request is lost."""
 
 import logging
+import math
 
 import pytest
 
@@ -108,6 +109,31 @@ def test_a_failing_policy_raises_in_strict_mode(drive, alone, cls, hook):
     driver = drive(policy=failing(cls, hook), num_blocks=8, max_num_seqs=4, strict=True)
     with pytest.raises(RuntimeError, match=f"no more {hook}"):
         play(driver, alone, 1)
+
+
+class RanksByNan(Policy):
+    """A policy whose ranks have no order."""
+
+    value: object = math.nan
+
+    def rank(self, request, view):
+        return self.value
+
+
+@pytest.mark.parametrize("static_rank", [True, False])
+@pytest.mark.parametrize("value", [math.nan, (1, math.nan)])
+def test_a_policy_that_ranks_by_nan_fails(drive, caplog, value, static_rank):
+    policy = type("RanksByNan", (RanksByNan,), {"value": value, "static_rank": static_rank})
+    driver = drive(policy=policy, strict=True)
+    with pytest.raises(PolicyError, match=r"policy RanksByNan returned the rank .*nan.*'a'"):
+        driver.add("a", 4)
+        driver.step()
+    driver = drive(policy=policy)
+    driver.add("a", 4)
+    driver.run()
+    assert driver.reasons.keys() == {"a"} and driver.stats.policy_failures == 1
+    (message,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "RanksByNan" in message.getMessage() and "nan" in message.getMessage()
 
 
 def test_a_policy_that_does_not_fail_is_not_replaced(drive, alone):

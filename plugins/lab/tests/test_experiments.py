@@ -6,7 +6,9 @@ A single-server queue replaces the engine (`queue_worker`).
 import csv
 import errno
 import json
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,25 @@ def test_identical_policies_tie_and_noise_is_not_significant(done, tmp_path):
     ranking = rank_policies(results, "sim", 0.5, "throughput")
     assert ranking.describe(2) == "not distinguishable: all"
     assert ranking.describe(3).startswith(f"not distinguishable: {ranking.best}, ")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "fast"])
+def test_a_value_that_cannot_be_ranked_is_reported_with_its_policy_and_metric(done, value):
+    results, _ = done
+    wrong = results.by_cell[Cell(engine="sim", policy="shortest", load=0.9)][2]
+    records = [
+        replace(record, values={**record.values, "e2e_mean": value}) if record is wrong else record
+        for record in results.records
+    ]
+    changed = replace(results, records=records, comparisons={})
+    message = (
+        f"the policy 'shortest' has e2e_mean={value!r} at load 0.9 with seed 2, .*{wrong.run_id}"
+    )
+    with pytest.raises(UserError, match=message):
+        rank_policies(changed, "sim", 0.9, "e2e_mean")
+    with pytest.raises(UserError, match=message):
+        compare_all(changed, "e2e_mean", "sim")
+    assert rank_policies(changed, "sim", 0.5, "e2e_mean").best
 
 
 @pytest.mark.costly

@@ -265,7 +265,10 @@ class Policy:
         """
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Return a sortable key: the lowest is admitted first. Ties are broken by arrival."""
+        """Return a sortable key: the lowest is admitted first. Ties are broken by arrival.
+
+        A key that is NaN, or a tuple with NaN, is a fault of the policy.
+        """
         return request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:

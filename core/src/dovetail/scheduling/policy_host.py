@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dovetail.errors import PolicyError
 from dovetail.interfaces.policy import Policy
@@ -16,7 +17,7 @@ from dovetail.interfaces.scheduler import SchedulerContext
 from dovetail.request import Request
 from dovetail.scheduling.scheduler_state import SchedulerState
 from dovetail.scheduling.view import View
-from dovetail.scheduling.waiting_queue import HeapQueue, SortedQueue, WaitingQueue
+from dovetail.scheduling.waiting_queue import HeapQueue, Rank, SortedQueue, WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,10 @@ class PolicyHost:
 
     def worse_than(self, request: Request, running: Iterable[Request]) -> list[Request]:
         """Return the requests in `running` whose rank is worse than that of `request`."""
-        rank, view = self.policy.rank, self.view
+        rank = self._rank
         try:
-            own_rank = rank(request, view)
-            return [item for item in running if own_rank < rank(item, view)]
+            own_rank = rank(request)
+            return [item for item in running if own_rank < rank(item)]
         except Exception as error:
             self.fail("it ranked", error)
             return []
@@ -176,10 +177,31 @@ class PolicyHost:
             (self.waiting.defer if request in evicted else self.waiting.push)(request)
 
     def _take_charge(self, policy: Policy) -> None:
-        cls, view = type(policy), self.view
+        cls = type(policy)
         self.policy = policy
+        self._rank = _rank_of(policy, self.view)
         queue = HeapQueue if policy.static_rank else SortedQueue
-        self.waiting: WaitingQueue = queue(lambda request: policy.rank(request, view))
+        self.waiting: WaitingQueue = queue(self._rank)
         self.plans = cls.plan is not Policy.plan
         self.wants_granted = cls.on_granted is not Policy.on_granted
         self.wants_output = cls.on_output is not Policy.on_output
+
+
+def _rank_of(policy: Policy, view: View) -> Rank:
+    """Return the policy's `rank`, which raises PolicyError for a rank with NaN: it has no order."""
+    rank = policy.rank
+    if type(policy).rank is Policy.rank:
+        return lambda request: rank(request, view)
+
+    def checked(request: Request) -> Any:
+        value = rank(request, view)
+        for part in value if type(value) is tuple else (value,):
+            if part != part:
+                raise PolicyError(
+                    f"the policy {type(policy).__qualname__} returned the rank {value!r} for the "
+                    f"request {request.request_id!r}; a rank must not be NaN, because NaN has no "
+                    "order"
+                )
+        return value
+
+    return checked

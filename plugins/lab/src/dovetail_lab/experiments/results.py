@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,11 +71,24 @@ class Results:
         return [record for record in self.records if not record.ok]
 
     def values(self, cell: Cell, metric: str) -> dict[int, float]:
-        """Return the values of a metric by seed, without runs for which the metric is None."""
-        results = {
-            seed: record.values.get(metric) for seed, record in self.by_cell.get(cell, {}).items()
-        }
-        return {seed: value for seed, value in sorted(results.items()) if value is not None}
+        """Return the values of a metric by seed, without runs for which the metric is None.
+
+        Raises UserError, naming policy and metric, for a stored value that is not a finite number:
+        policies could not be ranked by it.
+        """
+        results = {}
+        for seed, record in sorted(self.by_cell.get(cell, {}).items()):
+            value = record.values.get(metric)
+            if value is None:
+                continue
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise UserError(
+                    f"the policy {cell.policy!r} has {metric}={value!r} at load {cell.load:g} with "
+                    f"seed {seed}, so policies cannot be ranked by {metric}. Delete the file "
+                    f"{self.folder.folder.name}/{record.run_id}.json, and repeat the command."
+                )
+            results[seed] = value
+        return results
 
     def censored(self, cell: Cell) -> tuple[int, int, int]:
         """Return the numbers of measured, unfinished and failed requests of a cell."""
