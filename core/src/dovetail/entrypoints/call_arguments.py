@@ -30,7 +30,11 @@ def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> l
     """
     if isinstance(prompts, _ONE_PROMPT) or not isinstance(prompts, Iterable):
         return [prompts]
-    if _begins_with_token(prompts) and all(map(_is_token, prompts[: max_model_len + 1])):
+    if (
+        isinstance(prompts, (list, tuple))
+        and _begins_with_token(prompts)
+        and all(map(_is_token, prompts[: max_model_len + 1]))
+    ):
         return [list(prompts) if len(prompts) <= max_model_len else prompts]
     items: Iterator[Any] = guarded("prompts", lambda: iter(prompts))
     head = guarded("prompts", lambda: list(islice(items, 1)))
