@@ -95,7 +95,7 @@ def load(checkpoint, name, rank, size, folder=None):
     loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
     cache = None
     if folder is not None:
-        cache = PackedCache(folder, model, loader.fingerprint(), min_bytes=0)
+        cache = PackedCache(folder, model, loader.fingerprint(), files=[], min_bytes=0)
     is_restored = cache is not None and cache.restore(num_threads=1)
     loader.load(model)
     pack_linears(model)

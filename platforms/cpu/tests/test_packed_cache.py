@@ -13,9 +13,9 @@ from torch import nn
 from dovetail.interfaces import ModelContext, WeightLoaderContext
 from dovetail_cpu.packed_cache.cache import PackedCache
 from dovetail_cpu.packed_cache.folder import default_folder, packed_folder
-from dovetail_cpu.packed_cache.packed_file import PackedFile
+from dovetail_cpu.packed_cache.packed_file import PackedEntry, PackedFile, write_packed
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
-from dovetail_cpu.packed_cache.prefetch import PackedPrefetch, find_packed
+from dovetail_cpu.packed_cache.prefetch import PackedPrefetch, find_packed, weight_files
 from dovetail_torch.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -131,7 +131,13 @@ class Started:
             self.model = Model(self.method, tied=tied)
             file = find_packed(folder, checkpoint) if prefetches else None
             prefetch = None if file is None else PackedPrefetch(file, num_threads=1)
-            cache = PackedCache(folder, self.model, loader.fingerprint(), min_bytes=min_bytes)
+            cache = PackedCache(
+                folder,
+                self.model,
+                loader.fingerprint(),
+                files=weight_files(checkpoint),
+                min_bytes=min_bytes,
+            )
             with torch.inference_mode():
                 self.is_restored = cache.restore(num_threads=2, prefetch=prefetch)
                 loader.load(self.model)
@@ -341,3 +347,22 @@ def test_the_index_of_a_packed_file_describes_its_contents(start, tmp_path):
     head = file.read_bytes()[32:].split(b"}]", 1)[0]
     start_of_index = head[: head.index(b'"size"')].rstrip(b", ") + b"}"
     assert json.loads(start_of_index)["key"]["formats"] == ["doubled/1"]
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a.safetensors"])
+def test_packed_weights_are_found_by_size_and_time_of_the_weight_files(name, tmp_path):
+    model_dir = tmp_path / "model"
+    model_dir.mkdir()
+    weights = model_dir / name
+    weights.write_bytes(b"weights")
+    folder = packed_folder(tmp_path / "cache", max_bytes=1 << 20)
+    entry = PackedEntry(name="layer", form=memoryview(b"packed"))
+    key = {"files": weight_files(model_dir)}
+    folder.store("first", 6, lambda fd: write_packed(fd, key, [entry]))
+    for path in (model_dir, weights):
+        file = find_packed(folder, path)
+        assert file is not None and bytes(file.forms["layer"]) == b"packed"
+    assert find_packed(folder, tmp_path) is None
+    weights.write_bytes(b"others")
+    assert find_packed(folder, model_dir) is None
+    assert weight_files(tmp_path / "absent") == []

@@ -8,6 +8,7 @@ when they are used.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
@@ -21,6 +22,7 @@ from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache.cache import PackedCache
 from dovetail_cpu.packed_cache.folder import chosen_folder
+from dovetail_cpu.packed_cache.prefetch import weight_files
 from dovetail_cpu.page_supply import PageSupply
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime, lazy_zeros
@@ -70,7 +72,9 @@ class CPUWorker(TorchWorker):
             cast(PlansBlocks, loader).plan(model)
         platform = self._context.platform
         prepared = platform.take_preparation() if isinstance(platform, CPUPlatform) else None
-        self._cache = _make_cache(self._options(), model, loader)
+        self._cache = _make_cache(
+            self._options(), model, loader, self._context.config.model.model_dir
+        )
         if self._cache is not None:
             self._is_restored = self._cache.restore(
                 num_threads=runtime.num_threads,
@@ -198,7 +202,7 @@ def _use_memory(model: nn.Module, prepared: Preparation) -> None:
 
 
 def _make_cache(
-    options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
+    options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader, model_dir: Path
 ) -> PackedCache | None:
     """Return this model's cache entry, or None if nothing is cached."""
     folder = chosen_folder(options)
@@ -208,5 +212,6 @@ def _make_cache(
         folder,
         model,
         cast(Fingerprinted, loader).fingerprint(),
+        files=weight_files(model_dir),
         min_bytes=options.packed_cache_min_mib * _MIB,
     )

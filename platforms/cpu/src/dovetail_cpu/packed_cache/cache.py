@@ -42,12 +42,18 @@ Since version 2, a tied head that differs from the embedding in the files is loa
 class PackedCache:
     """The cache entry of one model.
 
-    fingerprint: fingerprint of the weights. min_bytes: smaller models are not cached, because
-    packing them is faster than mapping.
+    fingerprint: fingerprint of the weights. files: see `prefetch.weight_files`. min_bytes: smaller
+    models are not cached, because packing them is faster than mapping.
     """
 
     def __init__(
-        self, folder: CacheFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
+        self,
+        folder: CacheFolder,
+        model: nn.Module,
+        fingerprint: str,
+        *,
+        files: list[list[int]],
+        min_bytes: int,
     ) -> None:
         self._folder = folder
         self._layers = {
@@ -61,7 +67,7 @@ class PackedCache:
         }
         self._num_bytes = sum(self._sizes.values())
         self._is_used = bool(self._layers) and self._num_bytes >= min_bytes
-        self._key = _key(self._layers, self._sizes, fingerprint)
+        self._key = _key(self._layers, self._sizes, fingerprint) | {"files": files}
         text = json.dumps(self._key, sort_keys=True).encode()
         self._name = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._saving: threading.Thread | None = None

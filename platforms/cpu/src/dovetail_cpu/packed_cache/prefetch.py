@@ -2,7 +2,7 @@
 
 The import of torch takes about a second of one core. Meanwhile another core maps the packed weights
 and verifies their checksums, so that the worker finds them in memory. The file is the most recently
-used one with the fingerprint of the weights. This module does not import torch.
+used one for weight files with these sizes and times. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from dovetail.errors import DovetailError
 from dovetail_cpu.packed_cache.packed_file import PackedFile, PackedFileError, map_packed
 from dovetail_torch.cache_folder import CacheFolder, FolderError
-from dovetail_torch.weights.checkpoint_files import find_weight_files
-from dovetail_torch.weights.fingerprint import fingerprint_files
 
 _MAX_FILES = 8
 """How many of the most recently used files are compared with the model."""
+_MAX_ENTRIES = 10_000
+_WEIGHT_ENDINGS = (".safetensors", ".gguf")
 _FAILURES = (DovetailError, FolderError, PackedFileError, OSError)
 
 
@@ -69,16 +70,31 @@ class PackedPrefetch:
 def find_packed(folder: CacheFolder, model_dir: Path) -> PackedFile | None:
     """Map the most recently used file of the weights in `model_dir`, or return None.
 
-    model_dir: a directory with safetensors files. Files that cannot be used are skipped; the worker
-    reports the reason.
+    Files that cannot be used are skipped; the worker reports the reason.
     """
     with suppress(*_FAILURES):
-        fingerprint = fingerprint_files(find_weight_files(model_dir))
-        for name in folder.names()[:_MAX_FILES]:
+        files = weight_files(model_dir)
+        for name in folder.names()[:_MAX_FILES] if files else ():
             file = _map(folder, name)
-            if file is not None and _is_of(file, fingerprint):
+            if file is not None and isinstance(file.key, dict) and file.key.get("files") == files:
                 return file
     return None
+
+
+def weight_files(model_dir: Path) -> list[list[int]]:
+    """Return the size and modification time (ns) of each weight file, in the order of the names.
+
+    model_dir: a directory, or a file. Returns [] if it cannot be read.
+    """
+    try:
+        if model_dir.is_file():
+            paths = [model_dir]
+        else:
+            entries = islice(model_dir.iterdir(), _MAX_ENTRIES)
+            paths = sorted(path for path in entries if path.suffix in _WEIGHT_ENDINGS)
+        return [[status.st_size, status.st_mtime_ns] for status in map(os.stat, paths)]
+    except OSError:
+        return []
 
 
 def _map(folder: CacheFolder, name: str) -> PackedFile | None:
@@ -90,10 +106,6 @@ def _map(folder: CacheFolder, name: str) -> PackedFile | None:
             finally:
                 os.close(fd)
     return None
-
-
-def _is_of(file: PackedFile, fingerprint: str) -> bool:
-    return isinstance(file.key, dict) and file.key.get("weights") == fingerprint
 
 
 def _identity_of(fd: int) -> tuple[int, int]:

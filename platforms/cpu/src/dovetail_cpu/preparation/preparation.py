@@ -42,7 +42,7 @@ class Preparation:
         """Start the threads. Return immediately."""
         self.prefetch: PackedPrefetch | None = None
         self._memory: EarlyMemory | None = None
-        if config.load.load_format in ("auto", "safetensors"):
+        if config.load.load_format in ("auto", "safetensors", "gguf"):
             self._prepare_weights(config)
         # While torch's libraries are loaded, extension modules and other libraries wait.
         if not config.model.skip_tokenizer_init:
