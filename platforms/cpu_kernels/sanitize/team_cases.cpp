@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -36,11 +37,15 @@ void run_loops(cases::Random& random, int64_t count) {
   for (int64_t i = 0; i < count; ++i) run_loop(random);
 }
 
-// A process that keeps a core busy while this object exists.
+// A process that keeps a core busy while this object exists: any core, or `cpu`.
 class Hog {
  public:
-  Hog() : pid_(fork()) {
+  explicit Hog(int cpu = -1) : pid_(fork()) {
     if (pid_ == 0) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      if (cpu >= 0) CPU_SET(cpu, &one);
+      if (cpu >= 0) sched_setaffinity(0, sizeof one, &one);
       for (volatile uint64_t n = 0;;) n = n + 1;
     }
   }
@@ -233,6 +238,51 @@ DK_CASE(team_continues_after_pauses) {
     num_returned += count_pieces(300, 400, 400) >= 40;
   }
   cases::check(2 * num_returned >= num_late, "a worker did not return after its pause");
+}
+
+DK_CASE(team_leaves_core_of_caller) {
+  // A worker that is put on the caller's core runs its next piece on another core, although these
+  // are busy.
+  cpu_set_t before, one;
+  sched_getaffinity(0, sizeof before, &before);
+  if (CPU_COUNT(&before) < 2) return;
+  dk_set_num_threads(1);
+  dk_set_num_threads(2);
+  std::vector<std::unique_ptr<Hog>> hogs;
+  const int home = sched_getcpu();
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (cpu != home && CPU_ISSET(cpu, &before)) hogs.push_back(std::make_unique<Hog>(cpu));
+  }
+  CPU_ZERO(&one);
+  CPU_SET(home, &one);
+  const auto caller = std::this_thread::get_id();
+  // Run pieces until a worker did one, which is called with a reference to the result.
+  const auto until_joined = [&](auto&& piece) {
+    std::atomic<int> result{-1};
+    for (int i = 0; i < 100 && result < 0; ++i) {
+      dk::parallel_for(40, 1, [&](int64_t, int64_t) {
+        if (std::this_thread::get_id() != caller && result < 0) piece(result);
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
+        while (result < 0 && std::chrono::steady_clock::now() < until) {
+        }
+      });
+    }
+    return result.load();
+  };
+  int num_left = 0;
+  until_joined([](std::atomic<int>& result) { result = 0; });
+  sched_setaffinity(0, sizeof one, &one);
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    until_joined([&](std::atomic<int>& result) {
+      sched_setaffinity(0, sizeof one, &one);
+      sched_setaffinity(0, sizeof before, &before);
+      result = home;
+    });
+    usleep(12000);  // a worker moves at most every 10 ms
+    num_left += until_joined([](std::atomic<int>& result) { result = sched_getcpu(); }) != home;
+  }
+  sched_setaffinity(0, sizeof before, &before);
+  cases::check(num_left >= 6, "a worker stayed on the caller's core");
 }
 
 DK_CASE(team_signals) {

@@ -58,6 +58,7 @@ def test_every_work_item_is_processed_exactly_once(driver, case):
         ("late_worker", 2),
         ("joins_midway", 2),
         ("continues_after_pauses", 2),
+        ("leaves_core_of_caller", 2),
         ("signals", 5),
         ("float_mode", 5),
         ("without_memory", 1),

@@ -29,8 +29,11 @@ constexpr int kCallerSpins = 400;           // then the caller yields its core t
 constexpr int64_t kStallNs = 200'000;       // a worker that is longer late may be descheduled,
 constexpr int64_t kStallPieces = 5;         // if it is also longer than this many pieces take;
 constexpr int64_t kSharedNs = 200'000'000;  // then it shares its core, for this long:
-constexpr int64_t kRunNs = 1'000'000;       // after a run of this length, less than a time slice,
+constexpr int64_t kMarginNs = 250'000;      // so long before the tick that would preempt it,
 constexpr int64_t kPauseNs = 300'000;       // it pauses, and the other program has its turn
+constexpr int64_t kMinRunNs = 500'000;      // a tick earlier than this after a pause is ignored
+constexpr int64_t kAbsenceNs = 2'000'000;   // between two pieces: the other program ran
+constexpr int64_t kMoveNs = 10'000'000;     // between two attempts to leave the caller's core
 
 void relax() {
 #if DK_X86
@@ -40,10 +43,17 @@ void relax() {
 #endif
 }
 
-int64_t now_ns() {
+int64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
   timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(clock, &t);
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+// Nanoseconds between two ticks of the system's timer, which update the coarse clock.
+int64_t tick_period_ns() {
+  timespec t;
+  const bool is_known = clock_getres(CLOCK_MONOTONIC_COARSE, &t) == 0 && !t.tv_sec;
+  return is_known && t.tv_nsec >= 500'000 && t.tv_nsec <= 20'000'000 ? t.tv_nsec : 1'000'000;
 }
 
 // Sleep while `word` has the value.
@@ -56,11 +66,15 @@ void unpark_all(std::atomic<uint32_t>& word) {
 }
 
 // When a worker last left a region whose caller waited, and until when it shares its core with
-// another program. Such a worker pauses before the system would preempt it within a piece.
+// another program. The system preempts at ticks of its timer. Such a worker pauses before a tick,
+// so that it is not preempted within a piece. Only the worker itself uses the other fields.
 struct alignas(64) Worker {
   std::atomic<int64_t> left_ns{0};
   std::atomic<int64_t> shares_until_ns{0};
-  int64_t runs_since_ns = 0;  // of the worker itself, while it shares its core
+  int64_t seen_ns = 0;
+  int64_t pauses_at_ns = 0;
+  int64_t tick_offset_ns = INT64_MAX;  // lowest difference to the coarse clock: that of a tick
+  int64_t moved_ns = 0;
 };
 
 // Constant-initialized and never destroyed: workers may outlive static destructors.
@@ -72,6 +86,7 @@ struct Team {
   alignas(64) std::atomic<bool> busy{false};  // locked to run a region or change the team
   std::atomic<bool> quit{false};
   std::atomic<int> wanted{1};
+  std::atomic<int> caller_cpu{-1};  // when the region began
   RegionFunction fn = nullptr;
   void* body = nullptr;
   int region_threads = 1;
@@ -103,20 +118,58 @@ void park_worker(uint64_t last) {
   team.sleepers.fetch_sub(1);
 }
 
+// A worker that shares its core runs until shortly before the tick that would preempt it.
+void begin_run(Worker& self, int64_t now) {
+  static const int64_t period_ns = tick_period_ns();
+  const int64_t coarse_ns = now_ns(CLOCK_MONOTONIC_COARSE);
+  self.seen_ns = now;
+  self.tick_offset_ns = std::min(self.tick_offset_ns, now - coarse_ns);
+  int64_t tick_ns = coarse_ns + self.tick_offset_ns + period_ns;
+  while (tick_ns < now + kMinRunNs) tick_ns += period_ns;
+  self.pauses_at_ns = tick_ns - kMarginNs;
+}
+
 // Whether a worker that shares its core has run for long enough. Ends the sharing in time.
 bool must_pause(Worker& self) {
   const int64_t until_ns = self.shares_until_ns.load(std::memory_order_relaxed);
   if (!until_ns) return false;
   const int64_t now = now_ns();
-  if (now < until_ns) return now - self.runs_since_ns > kRunNs;
-  self.shares_until_ns.store(0, std::memory_order_relaxed);
-  return false;
+  if (now >= until_ns) {
+    self.shares_until_ns.store(0, std::memory_order_relaxed);
+    self.tick_offset_ns = INT64_MAX;
+    return false;
+  }
+  if (now - self.seen_ns > kAbsenceNs) begin_run(self, now);
+  self.seen_ns = now;
+  return now >= self.pauses_at_ns;
 }
 
+// Sleep. A worker that is late afterwards still shares its core.
 void pause_worker(Worker& self) {
   const timespec pause{0, kPauseNs};
+  const int64_t began_ns = now_ns();
   nanosleep(&pause, nullptr);
-  self.runs_since_ns = now_ns();
+  const int64_t now = now_ns();
+  if (now - began_ns > kPauseNs + kStallNs) self.shares_until_ns.store(now + kSharedNs);
+  begin_run(self, now);
+}
+
+// Leave the caller's core, where both would have half of the time: beside another program the
+// system wakes workers there, and moves them only much later. Returns whether the worker moved.
+bool leave_core_of_caller(Worker& self) {
+  const int cpu = sched_getcpu();
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return false;
+  if (cpu != team.caller_cpu.load(std::memory_order_relaxed)) return false;
+  const int64_t now = now_ns();
+  if (now - self.moved_ns < kMoveNs) return false;
+  self.moved_ns = now;
+  cpu_set_t allowed, others;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  others = allowed;
+  CPU_CLR(cpu, &others);
+  if (!CPU_COUNT(&others) || sched_setaffinity(0, sizeof others, &others) != 0) return false;
+  sched_setaffinity(0, sizeof allowed, &allowed);  // it moved; it may run anywhere from now on
+  return true;
 }
 
 void* run_worker(void* opaque) {
@@ -134,6 +187,7 @@ void* run_worker(void* opaque) {
         pause_worker(self);
         continue;
       }
+      if (leave_core_of_caller(self)) continue;
       if (!team.state.compare_exchange_weak(state, state + 1)) continue;
       last = state >> kNumberShift;
       // The team may have grown since the caller counted its threads.
@@ -145,6 +199,7 @@ void* run_worker(void* opaque) {
       relax();
     } else {
       park_worker(last);
+      if (self.shares_until_ns.load(std::memory_order_relaxed)) begin_run(self, now_ns());
       idle = 0;
     }
   }
@@ -266,6 +321,7 @@ void run_region(RegionFunction fn, void* body, int threads) {
   team.fn = fn;
   team.body = body;
   team.region_threads = threads;
+  team.caller_cpu.store(sched_getcpu(), std::memory_order_relaxed);
   const uint64_t number = (team.state.load(std::memory_order_relaxed) >> kNumberShift) + 1;
   team.state.store(number << kNumberShift | kOpen);
   if (team.sleepers.load()) {
