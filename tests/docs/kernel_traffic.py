@@ -238,6 +238,18 @@ def _sigmoid() -> Counted:
     return _op("sigmoid_and_mul", lambda ops: ops.sigmoid_and_mul(x, gate), _BYTES * 3 * x.numel())
 
 
+def _gelu() -> Counted:
+    x, gate = (torch.zeros(_R, _N, dtype=torch.bfloat16) for _ in range(2))
+    needed = _BYTES * 3 * x.numel()
+    return _op("gelu_tanh_and_mul", lambda ops: ops.gelu_tanh_and_mul(x, gate), needed)
+
+
+def _soft_cap() -> Counted:
+    logits = torch.zeros(_R, _VOCAB, dtype=torch.bfloat16)
+    needed = _BYTES * 2 * logits.numel()
+    return _op("soft_cap", lambda ops: ops.soft_cap(logits, 30.0), needed)
+
+
 def _shared_expert() -> Counted:
     y, shared, x = (torch.zeros(_R, _N, dtype=torch.bfloat16) for _ in range(3))
     gate = torch.zeros(_N, dtype=torch.bfloat16)
@@ -316,6 +328,8 @@ CALLS: dict[str, Callable[[], Counted]] = {
     "recurrent_prompt": _recurrent_prompt,
     "gated_rms_norm": _gated_norm,
     "sigmoid_and_mul": _sigmoid,
+    "gelu_tanh_and_mul": _gelu,
+    "soft_cap": _soft_cap,
     "add_shared_expert": _shared_expert,
     "latent_inputs": _latent_inputs,
     "latent": _latent,

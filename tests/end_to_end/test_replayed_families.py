@@ -1,7 +1,7 @@
-"""Recurrent layers, latent attention and shared experts are replayed, and are batch-invariant.
+"""Models of many families are replayed, and are batch-invariant.
 
-Models in bfloat16 with the native kernels of the CPU. RecurrentGemma is not replayed, because its
-activations and scaled embeddings are operations of torch.
+They have recurrent layers, latent attention, shared experts, gated GELU, scales and soft caps.
+Models in bfloat16 with the native kernels of the CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     Qwen3NextConfig,
@@ -48,6 +56,12 @@ DEEPSEEK = COMMON | {
     "n_group": 3,
     "topk_group": 2,
 }
+DENSE = COMMON | {
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 FAMILIES = {
     "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)),
     "mamba2, a wide kernel": lambda: Mamba2ForCausalLM(
@@ -55,18 +69,24 @@ FAMILIES = {
     ),
     "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)),
     "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK)),
-}
-EAGER = {
     "recurrent_gemma": lambda: RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**RECURRENT_GEMMA)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**DENSE)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**DENSE, attn_logit_softcapping=4.0, final_logit_softcapping=5.0)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**DENSE, sliding_window=24)),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(**DENSE, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2)
+    ),
 }
 
 
-every_family = pytest.mark.parametrize("folder", FAMILIES | EAGER, indirect=True)
+every_family = pytest.mark.parametrize("folder", FAMILIES, indirect=True)
 
 
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
-    return write((FAMILIES | EAGER)[request.param](), tmp_path_factory.mktemp("replayed"))
+    return write(FAMILIES[request.param](), tmp_path_factory.mktemp("replayed"))
 
 
 def write(model, path):

@@ -1,4 +1,4 @@
-"""Native recurrent operations: contract suite at every level, batch invariance and layouts."""
+"""Native recurrent and elementwise operations: contract, batch invariance and layouts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from dovetail.interfaces.ops import (
     StatePartsMemory,
 )
 from dovetail_cpu.native_library import probe_fast
-from dovetail_cpu.native_ops import NativeOps, states
+from dovetail_cpu.native_ops import NativeOps, latent_and_gates, states
 from dovetail_cpu_kernels.library import LEVELS
 from dovetail_devkit.case import run_all
+from dovetail_devkit.ops.elementwise import elementwise_cases
 from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
 from dovetail_devkit.ops.recurrence import recur_gated, recurrence_cases
 from dovetail_devkit.ops.states import state_cases
@@ -70,6 +71,16 @@ def test_operations_of_gated_recurrences_meet_their_contract_without_torch(level
 def test_latent_attention_gates_and_shared_experts_meet_their_contract(level):
     cases = list(latent_and_gate_cases(NativeOps, HOST, dtypes=["bfloat16"]))
     assert len(cases) == 6
+    run_all(cases)
+
+
+@at_every_level
+def test_gated_gelu_scales_and_soft_caps_meet_their_contract_without_torch(level, monkeypatch):
+    monkeypatch.setattr(latent_and_gates, "_TORCH", None)
+    cases = list(elementwise_cases(NativeOps, HOST, dtypes=["bfloat16"]))
+    logits = elementwise_cases(NativeOps, HOST, dtypes=["float32"])
+    cases += [case for case in logits if not case.name.startswith("gelu")]
+    assert len(cases) == 5
     run_all(cases)
 
 

@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented whenever a struct or a function changes. */
-#define DK_ABI_VERSION 16
+#define DK_ABI_VERSION 17
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
 #define DK_PACK_VERSION 3
 

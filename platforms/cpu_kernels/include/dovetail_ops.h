@@ -70,16 +70,15 @@ typedef struct dk_rotary_args {
 } dk_rotary_args;
 DK_API int64_t dk_rotary(const dk_rotary_args* args);
 
-/* y[i] = f(x[i]) * x[size + i]: f = silu, or gelu by its tanh form. */
-typedef struct dk_gate_mul_args {
+/* y[i] = silu(x[i]) * x[size + i]. */
+typedef struct dk_silu_mul_args {
   const void* x; /* bf16 [rows, 2 size] */
   void* y;       /* bf16 [rows, size] */
   int64_t num_rows;
   int64_t x_stride, y_stride;
   int64_t size;
-} dk_gate_mul_args;
-DK_API int64_t dk_silu_mul(const dk_gate_mul_args* args);
-DK_API int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args);
+} dk_silu_mul_args;
+DK_API int64_t dk_silu_mul(const dk_silu_mul_args* args);
 
 /* RMS norm in groups, with a gate: the norm of x * silu(gate), times weight; or with norm_first,
  * the norm of x, times weight, times silu(gate). x is changed. */
@@ -96,15 +95,27 @@ typedef struct dk_gated_norm_args {
 } dk_gated_norm_args;
 DK_API int64_t dk_gated_norm(const dk_gated_norm_args* args);
 
-/* y = x * sigmoid(gate). y may be x or gate. */
-typedef struct dk_sigmoid_mul_args {
+/* y = x * f(gate): f = sigmoid, or gelu by its tanh form. y may be x or gate. */
+typedef struct dk_gate_mul_args {
   const void* x;    /* bf16 [rows, size] */
   const void* gate; /* bf16 [rows, size] */
   void* y;          /* bf16 [rows, size] */
   int64_t num_rows, size;
   int64_t x_stride, gate_stride, y_stride;
-} dk_sigmoid_mul_args;
-DK_API int64_t dk_sigmoid_mul(const dk_sigmoid_mul_args* args);
+} dk_gate_mul_args;
+DK_API int64_t dk_sigmoid_mul(const dk_gate_mul_args* args);
+DK_API int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args);
+
+/* In place: x = x * factor (dk_scale), or x = factor * tanh(x / factor) (dk_soft_cap). */
+typedef struct dk_scale_args {
+  void* x; /* float32 or bf16 [rows, size]; changed */
+  int64_t num_rows, size;
+  int64_t stride;
+  int64_t is_float32;
+  float factor; /* of dk_soft_cap: positive */
+} dk_scale_args;
+DK_API int64_t dk_scale(const dk_scale_args* args);
+DK_API int64_t dk_soft_cap(const dk_scale_args* args);
 
 /* y = y + shared, or with a gate, y + sigmoid(x . gate) * shared. */
 typedef struct dk_add_shared_args {

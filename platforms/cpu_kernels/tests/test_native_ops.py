@@ -162,9 +162,20 @@ def test_rotary_embedding_equals_the_reference(num_threads, size, rotary, in_pla
 
 
 GATES = {
-    "silu_mul": torch.nn.functional.silu,
-    "gelu_tanh_mul": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu_mul": functional.silu,
+    "gelu_tanh_mul": lambda x: functional.gelu(x, approximate="tanh"),
+    "sigmoid_mul": torch.sigmoid,
 }
+
+
+def call_gate(name, gate, up, y):
+    """Call a gated activation. gate and up are halves of the same rows."""
+    fields = {"num_rows": len(y), "size": y.shape[1], "y_stride": y.stride(0), "y": y}
+    if name == "silu_mul":
+        call(name, x=gate, x_stride=gate.stride(0), **fields)
+    else:
+        strides = {"x_stride": up.stride(0), "gate_stride": gate.stride(0)}
+        call(name, x=up, gate=gate, **strides, **fields)
 
 
 @pytest.mark.costly
@@ -172,19 +183,59 @@ GATES = {
 @pytest.mark.parametrize("size", SIZES)
 def test_gated_activations_equal_the_reference(num_threads, name, size):
     x, y = numbers(60, 2 * size, padding=5, scale=4.0), torch.zeros(60, size).bfloat16()
-    call(name, x=x, y=y, num_rows=60, x_stride=x.stride(0), y_stride=size, size=size)
-    gate, up = x.double().split(size, dim=1)
-    check(y, GATES[name](gate) * up)
+    gate, up = x.split(size, dim=1)
+    call_gate(name, gate, up, y)
+    check(y, GATES[name](gate.double()) * up.double())
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul"])
 def test_gated_activations_of_extreme_values_are_correct(name):
     gate = torch.tensor([-1e30, -100.0, -20.0, 20.0, 100.0, 1e30, 0.0, torch.nan]).bfloat16()
-    x, y = torch.cat((gate, torch.ones(8).bfloat16())), torch.zeros(8).bfloat16()
-    call(name, x=x, y=y, num_rows=1, x_stride=16, y_stride=8, size=8)
+    x, y = torch.cat((gate, torch.ones(8).bfloat16()))[None], torch.zeros(1, 8).bfloat16()
+    call_gate(name, x[:, :8], x[:, 8:], y)
+    y = y[0]
     want = torch.tensor([0.0, 0.0, 0.0, 20.0, 100.0, 1e30, 0.0]).bfloat16()
     torch.testing.assert_close(y[:7], want, rtol=4e-3, atol=1e-4)
     assert y[7].isnan()
+
+
+def changed_by(name, x, factor):
+    """Return a copy of the rows, changed by `scale` or `soft_cap`; numbers after a row stay."""
+    size = x.shape[1] - 3
+    y = x.clone()
+    call(
+        name, x=y, num_rows=len(y), size=size, stride=y.stride(0), factor=factor,
+        is_float32=int(y.dtype == torch.float32),
+    )  # fmt: skip
+    assert torch.equal(y[:, size:], x[:, size:])
+    return y[:, :size]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [*SIZES, 70_001])
+def test_scales_and_soft_caps_equal_the_reference(num_threads, dtype, size):
+    x = numbers(5, size + 3, scale=20.0).to(dtype)
+    assert torch.equal(changed_by("scale", x, 25.298221), x[:, :size] * 25.298221)
+    for cap in (30.0, 1.5):
+        check(changed_by("soft_cap", x, cap), cap * (x[:, :size].double() / cap).tanh())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_caps_of_extreme_values_are_correct(dtype):
+    values = torch.tensor([-torch.inf, -1e30, 0.0, 1e30, torch.inf, torch.nan, 0, 0, 0])
+    actual = changed_by("soft_cap", values[None].to(dtype), 30.0)[0]
+    assert actual[:5].tolist() == [-30.0, -30.0, 0.0, 30.0, 30.0]
+    assert actual[5].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_soft_cap_does_not_depend_on_the_place_of_a_number(dtype):
+    """Pieces and vectors of a row begin at other places."""
+    x = numbers(1, 70_003, scale=20.0).to(dtype)
+    whole = changed_by("soft_cap", x, 30.0)
+    native.set_num_threads(3)
+    assert torch.equal(changed_by("soft_cap", x[:, 7:].contiguous(), 30.0), whole[:, 7:])
 
 
 def test_embedding_returns_the_rows_of_the_table(num_threads):

@@ -18,6 +18,7 @@ from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers import (
+    ACTIVATIONS,
     Attention,
     ColumnParallelLinear,
     HeadShape,
@@ -31,6 +32,7 @@ from dovetail_torch.layers import (
     TorchOps,
     VocabParallelEmbedding,
     attention_layers,
+    gated_activation,
     pack_linears,
 )
 
@@ -175,6 +177,24 @@ def test_silu_and_mul_applies_silu_to_the_first_half() -> None:
     expected = gate_TD / (1 + (-gate_TD).exp()) * up_TD
     torch.testing.assert_close(OPS.silu_and_mul(x_T2D), expected)
     assert torch.equal(x_T2D, before)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu"])
+def test_a_gated_activation_multiplies_the_second_half_by_the_activated_first_half(name) -> None:
+    called = []
+
+    class Recording(TorchOps):
+        def __getattribute__(self, operation):
+            called.append(operation)
+            return super().__getattribute__(operation)
+
+    activation = gated_activation(make_context(ops=Recording()), name)
+    x_T2D = torch.randn(4, 10, generator=torch.Generator().manual_seed(6))
+    expected = ACTIVATIONS[name](x_T2D[:, :5]) * x_T2D[:, 5:]
+    called.clear()
+    torch.testing.assert_close(activation(x_T2D), expected)
+    fused = {"silu": ["silu_and_mul"], "gelu": [], "relu": []}
+    assert called == fused.get(name, ["gelu_tanh_and_mul"])
 
 
 def test_fused_linears_equal_their_concatenated_parts() -> None:

@@ -1,4 +1,4 @@
-"""The arguments of the operations of an op provider: plain data with tensors.
+"""The arguments of the operations of an op provider, and the sets of operations of model parts.
 
 Dimensions: T tokens, D features of the last dimension, H heads; of logits: R rows, V vocabulary; of
 experts: E experts, G gate and up features, I = G / 2; of states: N parts, C channels, G groups of
@@ -205,3 +205,20 @@ class LatentWeights:
     norm_L: torch.Tensor
     eps: float
     key_HNL: torch.Tensor
+
+
+ROUNDED = frozenset(
+    {"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "select_experts"}
+)
+"""Operations with rounded results. In torch, they may not be batch-invariant."""
+
+STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
+"""Operations of recurrent models. In torch, they may not be batch-invariant."""
+RECURRENCE_OPERATIONS = frozenset({"plain_causal_conv", "gated_recurrence", "head_linear"})
+"""Operations of layers with gated recurrences. In torch, they may not be batch-invariant."""
+LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
+"""Operations of latent attention. In torch, they may not be batch-invariant."""
+MIXED_OPERATIONS = frozenset(
+    {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
+)
+"""Other operations of recurrent models or of latent attention, not batch-invariant in torch."""

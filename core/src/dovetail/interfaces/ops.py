@@ -17,6 +17,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dovetail.interfaces.op_arguments import (
+    LATENT_OPERATIONS,
+    MIXED_OPERATIONS,
+    RECURRENCE_OPERATIONS,
+    ROUNDED,
+    STATE_OPERATIONS,
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
@@ -80,7 +85,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.11"
+    CONTRACT_VERSION: ClassVar[str] = "0.12"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     dtypes: ClassVar[frozenset[str]] = frozenset()
@@ -159,10 +164,7 @@ class Ops:
     def add_offset_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (offset_rms_norm(x + residual), x + residual).
-
-        `residual_TD` may be overwritten.
-        """
+        """Return (offset_rms_norm(x + residual), x + residual). May overwrite `residual_TD`."""
         raise NotImplementedError
 
     @operation
@@ -208,6 +210,21 @@ class Ops:
     @operation
     def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
         """Return x · sigmoid(gate). `x_TD` may be overwritten."""
+        raise NotImplementedError
+
+    @operation
+    def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · gelu(gate), by tanh (arXiv:1606.08415). `x_TD` may be overwritten."""
+        raise NotImplementedError
+
+    @operation
+    def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x · factor, where the factor has float32 precision. `x_TD` may be overwritten."""
+        raise NotImplementedError
+
+    @operation
+    def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap · tanh(logits / cap) in any float dtype. `logits_RV` may be overwritten."""
         raise NotImplementedError
 
     @operation
@@ -379,20 +396,3 @@ class Ops:
         Used on asynchronous devices.
         """
         raise NotImplementedError
-
-
-ROUNDED = frozenset(
-    {"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "select_experts"}
-)
-"""Operations with rounded results. In torch, they may not be batch-invariant."""
-
-STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
-"""Operations of recurrent models. In torch, they may not be batch-invariant."""
-RECURRENCE_OPERATIONS = frozenset({"plain_causal_conv", "gated_recurrence", "head_linear"})
-"""Operations of layers with gated recurrences. In torch, they may not be batch-invariant."""
-LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
-"""Operations of latent attention. In torch, they may not be batch-invariant."""
-MIXED_OPERATIONS = frozenset(
-    {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
-)
-"""Other operations of recurrent models or of latent attention, not batch-invariant in torch."""

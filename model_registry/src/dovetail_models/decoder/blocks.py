@@ -42,7 +42,7 @@ class Block(nn.Module):
         if self.has_mlp:
             make_mlp = shape.mlps[self_attn.attn.index] if shape.mlps else shape.mlp or GatedMLP
             self.mlp = make_mlp(context, f"{name}.mlp", shape)
-        self.branch_scale = shape.branch_scale
+        self.ops, self.branch_scale = context.ops, shape.branch_scale
         for norm_name in self.norm_names:
             setattr(self, norm_name, shape.norm(context, shape.hidden_size))
 
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
     def scaled(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the output of a branch, multiplied by `branch_scale`."""
-        return x_TD if self.branch_scale == 1 else x_TD.mul_(self.branch_scale)
+        return x_TD if self.branch_scale == 1 else self.ops.scale(x_TD, self.branch_scale)
 
 
 def add(

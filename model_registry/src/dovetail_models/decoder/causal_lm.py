@@ -29,7 +29,7 @@ class Decoder(nn.Module):
     def __init__(self, context: ModelContext, shape: DecoderShape) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, shape.hidden_size)
-        self.embedding_scale = shape.embedding_scale
+        self.ops, self.embedding_scale = context.ops, shape.embedding_scale
         self.layers = nn.ModuleList()
         rotaries = make_rotaries(context, shape)
         for index in range(shape.num_layers):
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
     def embed(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer, a new tensor [T, D]."""
         x_TD = self.embed_tokens(input_ids_T)
-        return x_TD if self.embedding_scale == 1 else x_TD.mul_(self.embedding_scale)
+        return x_TD if self.embedding_scale == 1 else self.ops.scale(x_TD, self.embedding_scale)
 
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
@@ -130,6 +130,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         self.weight_mappings = tuple(self.map_weights(shape))
         self.model = self.make_decoder(context, shape)
         self.lm_head = self.make_head(context, shape)
+        self.ops = context.ops
         self.logit_scale, self.logit_cap = shape.logit_scale, shape.logit_cap
 
     @staticmethod
@@ -169,7 +170,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         """Return the logits, [S, V], in the dtype of the LM head's outputs."""
         logits_SV = self.lm_head(hidden_SD)
         if self.logit_scale != 1:
-            logits_SV = logits_SV * self.logit_scale
+            logits_SV = self.ops.scale(logits_SV, self.logit_scale)
         if self.logit_cap:
-            logits_SV = (logits_SV / self.logit_cap).tanh_().mul_(self.logit_cap)
+            logits_SV = self.ops.soft_cap(logits_SV, self.logit_cap)
         return logits_SV

@@ -24,7 +24,6 @@ from dovetail_models.decoder.state_branch import (
 )
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers import (
-    Activation,
     CausalConv,
     ParallelLinear,
     RowParallelLinear,
@@ -83,7 +82,7 @@ class GatedRecurrence(nn.Module):
 
 
 class RecurrentBranch(StateBranch):
-    """A convolution and an RG-LRU, multiplied by an activated projection."""
+    """A convolution and an RG-LRU, multiplied by the GELU of a projection (by tanh)."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class RecurrentBranch(StateBranch):
             {"linear_y": channels, "linear_x": channels},
             bias=True,
         )
-        self.act_fn = Activation(context, shape.activation)
+        self.ops = context.ops
         self.conv_1d = CausalConv(
             context, {"x": channels}, options.kernel_size, bias=True, activated=False
         )
@@ -121,7 +120,8 @@ class RecurrentBranch(StateBranch):
         gate_TC, x_TC = self.in_proj(x_TD).chunk(2, dim=-1)
         state = self.attn(attention)
         x_TC = self.conv_1d(x_TC, state.tensors[0], state.parts)
-        return self.rg_lru(x_TC, state.tensors[1], state.parts).mul_(self.act_fn(gate_TC))
+        x_TC = self.rg_lru(x_TC, state.tensors[1], state.parts)
+        return self.ops.gelu_tanh_and_mul(x_TC, gate_TC)
 
 
 def _gate_parameter(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 PACK_VERSION = 3  # of the bytes of packed weights
 LEVELS = (
     "portable",

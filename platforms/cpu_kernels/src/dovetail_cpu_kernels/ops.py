@@ -99,8 +99,8 @@ class RotaryArgs(ctypes.Structure):
     )
 
 
-class GateMulArgs(ctypes.Structure):
-    """The struct `dk_gate_mul_args`."""
+class SiluMulArgs(ctypes.Structure):
+    """The struct `dk_silu_mul_args`."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -144,8 +144,21 @@ class GatedNormArgs(ctypes.Structure):
     )
 
 
-class SigmoidMulArgs(ctypes.Structure):
-    """The struct `dk_sigmoid_mul_args`."""
+class ScaleArgs(ctypes.Structure):
+    """The struct `dk_scale_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("num_rows", _INT64),
+        ("size", _INT64),
+        ("stride", _INT64),
+        ("is_float32", _INT64),
+        ("factor", _FLOAT),
+    )
+
+
+class GateMulArgs(ctypes.Structure):
+    """The struct `dk_gate_mul_args`."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -230,11 +243,13 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "add_rms_norm": AddRMSNormArgs,
     "layer_norm": LayerNormArgs,
     "rotary": RotaryArgs,
-    "silu_mul": GateMulArgs,
-    "gelu_tanh_mul": GateMulArgs,
+    "silu_mul": SiluMulArgs,
     "embedding": EmbeddingArgs,
     "gated_norm": GatedNormArgs,
-    "sigmoid_mul": SigmoidMulArgs,
+    "sigmoid_mul": GateMulArgs,
+    "gelu_tanh_mul": GateMulArgs,
+    "scale": ScaleArgs,
+    "soft_cap": ScaleArgs,
     "add_shared": AddSharedArgs,
     "head_linear": HeadLinearArgs,
     "argmax": ArgmaxArgs,

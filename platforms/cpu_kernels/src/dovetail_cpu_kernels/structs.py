@@ -24,7 +24,8 @@ from dovetail_cpu_kernels.ops import (
     MaskArgs,
     RMSNormArgs,
     RotaryArgs,
-    SigmoidMulArgs,
+    ScaleArgs,
+    SiluMulArgs,
 )
 from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
 from dovetail_cpu_kernels.states import (
@@ -47,10 +48,11 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_add_rms_norm_args": AddRMSNormArgs,
     "dk_layer_norm_args": LayerNormArgs,
     "dk_rotary_args": RotaryArgs,
+    "dk_silu_mul_args": SiluMulArgs,
     "dk_gate_mul_args": GateMulArgs,
     "dk_embedding_args": EmbeddingArgs,
     "dk_gated_norm_args": GatedNormArgs,
-    "dk_sigmoid_mul_args": SigmoidMulArgs,
+    "dk_scale_args": ScaleArgs,
     "dk_add_shared_args": AddSharedArgs,
     "dk_head_linear_args": HeadLinearArgs,
     "dk_argmax_args": ArgmaxArgs,

@@ -23,10 +23,11 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_add_rms_norm_args);
   DK_SIZE(dk_layer_norm_args);
   DK_SIZE(dk_rotary_args);
+  DK_SIZE(dk_silu_mul_args);
   DK_SIZE(dk_gate_mul_args);
   DK_SIZE(dk_embedding_args);
   DK_SIZE(dk_gated_norm_args);
-  DK_SIZE(dk_sigmoid_mul_args);
+  DK_SIZE(dk_scale_args);
   DK_SIZE(dk_add_shared_args);
   DK_SIZE(dk_head_linear_args);
   DK_SIZE(dk_argmax_args);

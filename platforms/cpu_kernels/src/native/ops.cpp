@@ -16,6 +16,19 @@ int64_t rows_per_piece(int64_t row_numbers) {
   return rows > 1 ? rows : 1;
 }
 
+// Long rows, such as logits, are divided, too.
+template <class F>
+void each_piece_of_rows(const dk_scale_args& a, F body) {
+  const int64_t pieces = (a.size + kNumbersPerPiece - 1) / kNumbersPerPiece;
+  dk::parallel_for(a.num_rows * pieces, rows_per_piece(a.size), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % pieces * kNumbersPerPiece, left = a.size - first;
+      body(dk::Span{first, first + (left < kNumbersPerPiece ? left : kNumbersPerPiece)},
+           i / pieces);
+    }
+  });
+}
+
 }  // namespace
 
 int64_t dk_rms_norm(const dk_rms_norm_args* args) {
@@ -51,7 +64,7 @@ int64_t dk_rotary(const dk_rotary_args* args) {
   return DK_OK;
 }
 
-int64_t dk_silu_mul(const dk_gate_mul_args* args) {
+int64_t dk_silu_mul(const dk_silu_mul_args* args) {
   dk::note(dk_silu_mul, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_rows, rows_per_piece(args->size),
@@ -75,11 +88,27 @@ int64_t dk_gated_norm(const dk_gated_norm_args* args) {
   return DK_OK;
 }
 
-int64_t dk_sigmoid_mul(const dk_sigmoid_mul_args* args) {
+int64_t dk_sigmoid_mul(const dk_gate_mul_args* args) {
   dk::note(dk_sigmoid_mul, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_rows, rows_per_piece(args->size),
                    [&](int64_t begin, int64_t end) { table.sigmoid_mul(*args, begin, end); });
+  return DK_OK;
+}
+
+int64_t dk_scale(const dk_scale_args* args) {
+  dk::note(dk_scale, args);
+  const auto& table = DK_PICK(ops_table);
+  each_piece_of_rows(*args,
+                     [&](dk::Span columns, int64_t row) { table.scale(*args, columns, row); });
+  return DK_OK;
+}
+
+int64_t dk_soft_cap(const dk_scale_args* args) {
+  dk::note(dk_soft_cap, args);
+  const auto& table = DK_PICK(ops_table);
+  each_piece_of_rows(*args,
+                     [&](dk::Span columns, int64_t row) { table.soft_cap(*args, columns, row); });
   return DK_OK;
 }
 

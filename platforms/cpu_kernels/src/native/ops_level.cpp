@@ -177,6 +177,9 @@ void rotary(const dk_rotary_args& a, int64_t begin, int64_t end) {
   }
 }
 
+struct Sigmoid {
+  static DK_INLINE Vec of(Vec x) { return sigmoid_of(x); }
+};
 struct Silu {
   static DK_INLINE Vec of(Vec x) { return mul(x, sigmoid_of(x)); }
 };
@@ -189,19 +192,18 @@ struct GeluTanh {
   }
 };
 
-template <class Function>
-void gate_mul(const dk_gate_mul_args& a, int64_t begin, int64_t end) {
+void silu_mul(const dk_silu_mul_args& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const uint16_t* const gate = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
     const uint16_t* const up = gate + a.size;
     uint16_t* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
     int64_t i = 0;
     for (; i + kLanes <= a.size; i += kLanes) {
-      store_bf16(y + i, mul(Function::of(load_bf16(gate + i)), load_bf16(up + i)));
+      store_bf16(y + i, mul(Silu::of(load_bf16(gate + i)), load_bf16(up + i)));
     }
     if (i < a.size) {
       const int64_t n = a.size - i;
-      const Vec last = mul(Function::of(load_bf16_first(gate + i, n)), load_bf16_first(up + i, n));
+      const Vec last = mul(Silu::of(load_bf16_first(gate + i, n)), load_bf16_first(up + i, n));
       store_bf16_first(y + i, last, n);
     }
   }
@@ -227,6 +229,7 @@ DK_INLINE Vec part_of(const float* p, int64_t n) {
   return load(room);
 }
 DK_INLINE void store_part(float* p, Vec x, int64_t n) {
+  if (n == kLanes) return store(p, x);
   float room[kLanes];
   store(room, x);
   memcpy(p, room, n * sizeof(float));
@@ -245,7 +248,7 @@ void gated_norm(const dk_gated_norm_args& a, int64_t begin, int64_t end) {
       Vec v = part_of(x + i, n);
       if (!a.norm_first) {
         v = mul(v, Silu::of(part_of(gate + i, n)));
-        n == kLanes ? store(x + i, v) : store_part(x + i, v, n);
+        store_part(x + i, v, n);
       }
       Vec& sum = i / kLanes % 2 ? odd : even;
       sum = fma(v, v, sum);
@@ -260,13 +263,14 @@ void gated_norm(const dk_gated_norm_args& a, int64_t begin, int64_t end) {
   }
 }
 
-void sigmoid_mul(const dk_sigmoid_mul_args& a, int64_t begin, int64_t end) {
+template <class Function>
+void gate_mul(const dk_gate_mul_args& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const auto* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
     const auto* const gate = static_cast<const uint16_t*>(a.gate) + row * a.gate_stride;
     auto* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
     each_part(a.size, [&](int64_t i, int64_t n) {
-      store_part(y + i, mul(part_of(x + i, n), sigmoid_of(part_of(gate + i, n))), n);
+      store_part(y + i, mul(part_of(x + i, n), Function::of(part_of(gate + i, n))), n);
     });
   }
 }
@@ -292,10 +296,49 @@ void add_shared(const dk_add_shared_args& a, int64_t begin, int64_t end) {
   }
 }
 
+struct Scale {
+  Vec factor;
+  explicit Scale(float value) : factor(set(value)) {}
+  DK_INLINE Vec of(Vec x) const { return mul(x, factor); }
+};
+struct SoftCap {
+  Vec cap;
+  explicit SoftCap(float value) : cap(set(value)) {}
+  DK_INLINE Vec of(Vec x) const { return mul(tanh_of(div(x, cap)), cap); }
+};
+
+template <class Function, class T>
+void change(T* x, const Function& function, int64_t size) {
+  each_part(size, [&](int64_t i, int64_t n) {
+    store_part(x + i, function.of(part_of(x + i, n)), n);
+  });
+}
+
+template <class Function>
+void change_columns(const dk_scale_args& a, Span columns, int64_t row) {
+  const Function function(a.factor);
+  const int64_t first = row * a.stride + columns.begin, size = columns.end - columns.begin;
+  if (a.is_float32) {
+    change(static_cast<float*>(a.x) + first, function, size);
+  } else {
+    change(static_cast<uint16_t*>(a.x) + first, function, size);
+  }
+}
+
 }  // namespace
 
-const OpsTable ops_table = {rms_norm,       add_rms_norm,       layer_norm, rotary,
-                            gate_mul<Silu>, gate_mul<GeluTanh>, gated_norm, sigmoid_mul,
-                            add_shared};
+const OpsTable ops_table = {
+    rms_norm,
+    add_rms_norm,
+    layer_norm,
+    rotary,
+    silu_mul,
+    gated_norm,
+    gate_mul<Sigmoid>,
+    gate_mul<GeluTanh>,
+    add_shared,
+    change_columns<Scale>,
+    change_columns<SoftCap>,
+};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -22,14 +22,8 @@ _INNER = ("x_outer_stride", "x_inner_stride", "gate_outer_stride", "gate_inner_s
 def gate_kernel_cases() -> tuple[KernelCase, ...]:
     """Return the cases of all kernels for gates and latent inputs."""
     return (
-        KernelCase(
-            name="sigmoid_and_mul 4096",
-            kernel=gates.sigmoid_and_mul_kernel,
-            types=dict.fromkeys(("x_ptr", "gate_ptr", "y_ptr"), "*bf16")
-            | dict.fromkeys(("num_inner", *_INNER), "i32"),
-            constexprs={"SIZE": 4096, "BLOCK": gates.BLOCK},
-            unaligned=frozenset({"num_inner"}),
-        ),
+        _gate("sigmoid_and_mul", 4096, is_gelu=False),
+        _gate("gelu_tanh_and_mul", 2048, is_gelu=True),
         _gated_norm("groups of 1024", 1024, norm_first=False),
         _gated_norm("heads of 128", 128, norm_first=True),
         *(_shared_expert(2048, has_gate) for has_gate in (True, False)),
@@ -37,6 +31,17 @@ def gate_kernel_cases() -> tuple[KernelCase, ...]:
         *_heads("values", "*bf16", _RANK, _PLAIN, transposed=False),
         *_heads("values", "*fp32", _RANK, _PLAIN, transposed=False),
         _latent_rows(),
+    )
+
+
+def _gate(what: str, size: int, *, is_gelu: bool) -> KernelCase:
+    return KernelCase(
+        name=f"{what} {size}",
+        kernel=gates.gate_and_mul_kernel,
+        types=dict.fromkeys(("x_ptr", "gate_ptr", "y_ptr"), "*bf16")
+        | dict.fromkeys(("num_inner", *_INNER), "i32"),
+        constexprs={"IS_GELU": is_gelu, "SIZE": size, "BLOCK": gates.BLOCK},
+        unaligned=frozenset({"num_inner"}),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dovetail_devkit.triton.compiled_kernels import KernelCase
 from dovetail_ops_triton.expert_kernel_cases import expert_kernel_cases
 from dovetail_ops_triton.gate_kernel_cases import gate_kernel_cases
-from dovetail_ops_triton.kernels import best_columns, cuts, drawing, embedding, rotary, silu
+from dovetail_ops_triton.kernels import best_columns, cuts, drawing, elementwise, embedding, rotary
 from dovetail_ops_triton.kernels import step_inputs as steps
 from dovetail_ops_triton.kernels.layer_norms import add_layer_norm_kernel, layer_norm_kernel
 from dovetail_ops_triton.kernels.norms import add_rms_norm_kernel, rms_norm_kernel, tile_of
@@ -33,11 +33,13 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _rotary("128, rotary_dim 64", 128, 64),
         KernelCase(
             name="silu_and_mul 3072",
-            kernel=silu.silu_and_mul_kernel,
+            kernel=elementwise.silu_and_mul_kernel,
             types={"x_ptr": "*bf16", "y_ptr": "*bf16", "num_inner": "i32"} | _STRIDES,
-            constexprs={"SIZE": 3072, "BLOCK": silu.BLOCK},
+            constexprs={"SIZE": 3072, "BLOCK": elementwise.BLOCK},
             unaligned=frozenset({"num_inner"}),
         ),
+        _scale("scale 640", "*bf16", is_cap=False),
+        _scale("soft_cap, float32", "*fp32", is_cap=True),
         KernelCase(
             name="embedding 1024",
             kernel=embedding.embedding_kernel,
@@ -83,6 +85,18 @@ def _add_norm(size: int, dtype: str) -> KernelCase:
         constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together, "OFFSET": 0.0},
         unaligned=frozenset({"num_rows"}),
         num_warps=num_warps,
+    )
+
+
+def _scale(name: str, dtype: str, *, is_cap: bool) -> KernelCase:
+    return KernelCase(
+        name=name,
+        kernel=elementwise.scale_kernel,
+        types=dict.fromkeys(("x_ptr", "y_ptr"), dtype)
+        | {"num_inner": "i32", "factor": "fp32", "size": "i32"}
+        | _STRIDES,
+        constexprs={"IS_CAP": is_cap, "BLOCK": elementwise.BLOCK},
+        unaligned=frozenset({"num_inner"}),
     )
 
 

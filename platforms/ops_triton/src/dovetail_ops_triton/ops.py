@@ -124,6 +124,21 @@ class TritonOps(Ops):
         """Return x · sigmoid(gate), a new tensor. Any leading dimensions."""
         return self._kernels.sigmoid_and_mul(x_TD, gate_TD)
 
+    def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · gelu(gate), with the tanh approximation, a new tensor.
+
+        Any leading dimensions.
+        """
+        return self._kernels.gelu_tanh_and_mul(x_TD, gate_TD)
+
+    def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x · factor, a new tensor. Any leading dimensions."""
+        return self._kernels.scale(x_TD, factor)
+
+    def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap · tanh(logits / cap), a new tensor."""
+        return self._kernels.soft_cap(logits_RV, cap)
+
     def latent_inputs(
         self,
         q_THF: torch.Tensor,

@@ -49,7 +49,7 @@ def called(monkeypatch):
         (lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)), STATES | MIXED),
         (
             lambda: RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**RECURRENT_GEMMA)),
-            RECURRENCES | {"rms_norm", "rotate"},
+            RECURRENCES | {"rms_norm", "rotate", "gelu_tanh_and_mul", "scale", "soft_cap"},
         ),
     ],
     ids=["mamba2", "deepseek_v3", "qwen3_next", "recurrent_gemma"],

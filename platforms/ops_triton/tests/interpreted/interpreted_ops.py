@@ -86,6 +86,8 @@ def test_empty_inputs_give_empty_outputs(ops):
     assert ops.fused_experts(nothing, experts, weights, layer).shape == (0, 16)
     assert ops.offset_rms_norm(nothing, weight, 1e-6).shape == (0, 16)
     assert ops.sigmoid_and_mul(nothing, nothing).shape == (0, 16)
+    assert ops.gelu_tanh_and_mul(nothing, nothing).shape == (0, 16)
+    assert ops.scale(nothing, 2.0).shape == ops.soft_cap(nothing, 2.0).shape == (0, 16)
     assert ops.add_shared_expert(nothing, nothing, nothing, weight).shape == (0, 16)
     heads = nothing.unflatten(1, (2, 8))
     assert ops.gated_rms_norm(heads, heads, weight[:8], 1e-6, norm_first=True).shape == (0, 2, 8)
@@ -134,6 +136,9 @@ def test_the_results_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     assert torch.equal(norm[alone], ops.offset_rms_norm(x[alone], weight, 1e-6))
     gated = ops.sigmoid_and_mul(x, residual)
     assert torch.equal(gated[alone], ops.sigmoid_and_mul(x[alone], residual[alone]))
+    gated = ops.gelu_tanh_and_mul(x, residual)
+    assert torch.equal(gated[alone], ops.gelu_tanh_and_mul(x[alone], residual[alone]))
+    assert torch.equal(ops.soft_cap(x, 3.0)[alone], ops.soft_cap(x[alone], 3.0))
     shared = ops.add_shared_expert(x, residual, x, weight)
     by_itself = ops.add_shared_expert(x[alone], residual[alone], x[alone], weight)
     assert torch.equal(shared[alone], by_itself)
@@ -268,6 +273,8 @@ def test_repeated_calls_do_not_use_the_slow_host_functions_of_triton(ops, monkey
         lambda: ops.rotary_embedding(heads, heads, ids, normal(3, 8)),
         lambda: ops.silu_and_mul(x),
         lambda: ops.sigmoid_and_mul(x, x),
+        lambda: ops.gelu_tanh_and_mul(x, x),
+        lambda: ops.soft_cap(ops.scale(x, 2.0), 3.0),
         lambda: ops.gated_rms_norm(heads, heads, weight[:8], 1e-6, norm_first=True),
         lambda: ops.add_shared_expert(x, x, x, weight),
         lambda: ops.latent_inputs(heads, x[:, :10], latent, ids, normal(3, 4)),

@@ -1,4 +1,4 @@
-"""Latent attention, gates and shared experts in native kernels, for the op provider `native`.
+"""Latent attention, gates, scales and shared experts in native kernels, for the provider `native`.
 
 Cases that the kernels do not support use torch.
 Dimensions: T tokens, D hidden size, H heads, L latent features, N features of a key that are not
@@ -8,6 +8,7 @@ rotated, R rotary features, F of all of them, I input and O output features of a
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
@@ -25,6 +26,9 @@ class NativeLatentAndGates(Ops):
 
     def __init__(self) -> None:
         self._gate, self._call_gate = OPS["sigmoid_mul"](), op("sigmoid_mul")
+        self._gelu, self._call_gelu = OPS["gelu_tanh_mul"](), op("gelu_tanh_mul")
+        self._scale, self._call_scale = OPS["scale"](), op("scale")
+        self._soft_cap, self._call_soft_cap = OPS["soft_cap"](), op("soft_cap")
         self._shared, self._call_shared = OPS["add_shared"](), op("add_shared")
         self._heads, self._call_heads = OPS["head_linear"](), op("head_linear")
         self._latent_norm, self._call_latent_norm = OPS["rms_norm"](), op("rms_norm")
@@ -34,14 +38,33 @@ class NativeLatentAndGates(Ops):
         """Return x · sigmoid(gate), a new tensor."""
         if not (_is_matrix(x_TD) and _is_matrix(gate_TD)):
             return _TORCH.sigmoid_and_mul(x_TD, gate_TD)
-        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
-        args = self._gate
-        args.x, args.gate, args.y = x_TD.data_ptr(), gate_TD.data_ptr(), y_TD.data_ptr()
-        args.num_rows, args.size = x_TD.shape
-        args.x_stride, args.gate_stride = x_TD.stride(0), gate_TD.stride(0)
-        args.y_stride = y_TD.stride(0)
-        self._call_gate(ctypes.addressof(args))
+        y_TD = _fill_gate(self._gate, x_TD, gate_TD)
+        self._call_gate(ctypes.addressof(self._gate))
         return y_TD
+
+    def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · gelu(gate), with the tanh approximation, a new tensor."""
+        if not (_is_matrix(x_TD) and _is_matrix(gate_TD)):
+            return _TORCH.gelu_tanh_and_mul(x_TD, gate_TD)
+        y_TD = _fill_gate(self._gelu, x_TD, gate_TD)
+        self._call_gelu(ctypes.addressof(self._gelu))
+        return y_TD
+
+    def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x · factor, stored in `x_TD`. bfloat16 or float32."""
+        if not _has_rows(x_TD):
+            return _TORCH.scale(x_TD, factor)
+        _fill_scale(self._scale, x_TD, factor)
+        self._call_scale(ctypes.addressof(self._scale))
+        return x_TD
+
+    def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap · tanh(logits / cap), stored in `logits_RV`. bfloat16 or float32."""
+        if not _has_rows(logits_RV):
+            return _TORCH.soft_cap(logits_RV, cap)
+        _fill_scale(self._soft_cap, logits_RV, cap)
+        self._call_soft_cap(ctypes.addressof(self._soft_cap))
+        return logits_RV
 
     def add_shared_expert(
         self,
@@ -128,6 +151,27 @@ class NativeLatentAndGates(Ops):
         plain_THN = q_THF[..., :num_features]
         self._multiply(plain_THN, key_HNL.mT, queries_THF, 0)
         return queries_THF, keys_T1F
+
+
+def _fill_gate(args: Any, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+    """Set the fields of a product with a gate. Return its result, not yet computed."""
+    y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+    args.x, args.gate, args.y = x_TD.data_ptr(), gate_TD.data_ptr(), y_TD.data_ptr()
+    args.num_rows, args.size = x_TD.shape
+    args.x_stride, args.gate_stride = x_TD.stride(0), gate_TD.stride(0)
+    args.y_stride = y_TD.stride(0)
+    return y_TD
+
+
+def _fill_scale(args: Any, x_TD: torch.Tensor, factor: float) -> None:
+    args.x, args.stride, args.factor = x_TD.data_ptr(), x_TD.stride(0), factor
+    args.num_rows, args.size = x_TD.shape
+    args.is_float32 = x_TD.dtype == torch.float32
+
+
+def _has_rows(x: torch.Tensor) -> bool:
+    """Return whether x is a matrix of bfloat16 or float32 with contiguous rows."""
+    return x.dtype in (torch.bfloat16, torch.float32) and x.dim() == 2 and x.stride(1) == 1
 
 
 def _is_served(x: torch.Tensor) -> bool:

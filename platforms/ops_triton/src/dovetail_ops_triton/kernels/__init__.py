@@ -5,11 +5,13 @@ This module does not depend on contracts or on the choice of a provider.
 
 from dovetail_ops_triton.kernels.best_columns import find_best
 from dovetail_ops_triton.kernels.drawing import draw_columns
+from dovetail_ops_triton.kernels.elementwise import scale, silu_and_mul, soft_cap
 from dovetail_ops_triton.kernels.embedding import look_up
 from dovetail_ops_triton.kernels.experts import fused_experts
 from dovetail_ops_triton.kernels.gates import (
     add_shared_expert,
     gated_rms_norm,
+    gelu_tanh_and_mul,
     sigmoid_and_mul,
 )
 from dovetail_ops_triton.kernels.head_products import head_linear
@@ -18,7 +20,6 @@ from dovetail_ops_triton.kernels.layer_norms import add_layer_norm, layer_norm
 from dovetail_ops_triton.kernels.norms import add_rms_norm, rms_norm
 from dovetail_ops_triton.kernels.rotary import rotate
 from dovetail_ops_triton.kernels.routing import select_experts
-from dovetail_ops_triton.kernels.silu import silu_and_mul
 from dovetail_ops_triton.kernels.states.convolution import causal_conv
 from dovetail_ops_triton.kernels.states.linear_states import linear_attention
 from dovetail_ops_triton.kernels.states.recurrence import gated_recurrence
@@ -34,6 +35,7 @@ __all__ = [
     "fused_experts",
     "gated_recurrence",
     "gated_rms_norm",
+    "gelu_tanh_and_mul",
     "head_linear",
     "latent_inputs",
     "layer_norm",
@@ -42,7 +44,9 @@ __all__ = [
     "prepare_inputs",
     "rms_norm",
     "rotate",
+    "scale",
     "select_experts",
     "sigmoid_and_mul",
     "silu_and_mul",
+    "soft_cap",
 ]

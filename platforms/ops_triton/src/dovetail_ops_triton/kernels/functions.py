@@ -20,6 +20,12 @@ def silu(x):
 
 
 @triton.jit
+def gelu_tanh(x):
+    """Return GELU by tanh, which is x · sigmoid(2 · sqrt(2 / pi) · (x + 0.044715 · x³))."""
+    return x * sigmoid(1.5957691216 * x * (1.0 + 0.044715 * x * x))
+
+
+@triton.jit
 def softplus(x):
     """Return log(1 + exp(x)).
 

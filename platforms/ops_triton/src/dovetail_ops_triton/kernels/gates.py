@@ -12,16 +12,16 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.functions import sigmoid, silu
+from dovetail_ops_triton.kernels.functions import gelu_tanh, sigmoid, silu
 from dovetail_ops_triton.kernels.norms import tile_of
 from dovetail_ops_triton.kernels.row_layout import row_layout
 
 BLOCK = 1024
-"""Features of a program of `sigmoid_and_mul`."""
+"""Features of a program of `sigmoid_and_mul` and `gelu_tanh_and_mul`."""
 
 
 @triton.jit
-def sigmoid_and_mul_kernel(
+def gate_and_mul_kernel(
     x_ptr,
     gate_ptr,
     y_ptr,
@@ -30,6 +30,7 @@ def sigmoid_and_mul_kernel(
     x_inner_stride,
     gate_outer_stride,
     gate_inner_stride,
+    IS_GELU: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -43,7 +44,8 @@ def sigmoid_and_mul_kernel(
     gate_ptr += outer * gate_outer_stride + inner * gate_inner_stride
     x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * SIZE + columns, x * sigmoid(gate), mask=mask)
+    factor = gelu_tanh(gate) if IS_GELU else sigmoid(gate)
+    tl.store(y_ptr + row * SIZE + columns, x * factor, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -118,10 +120,19 @@ def shared_expert_kernel(
 
 def sigmoid_and_mul(x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
     """Return x · sigmoid(gate), a new contiguous tensor. Any leading dimensions."""
+    return _gate_and_mul(x_TD, gate_TD, is_gelu=False)
+
+
+def gelu_tanh_and_mul(x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+    """Return x · gelu(gate), by tanh, a new contiguous tensor. Any leading dimensions."""
+    return _gate_and_mul(x_TD, gate_TD, is_gelu=True)
+
+
+def _gate_and_mul(x_TD: torch.Tensor, gate_TD: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     x, gate, size = row_layout(x_TD), row_layout(gate_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if y_TD.numel():
-        sigmoid_and_mul_kernel[(x.num_rows, -(-size // BLOCK))](
+        gate_and_mul_kernel[(x.num_rows, -(-size // BLOCK))](
             x.tensor,
             gate.tensor,
             y_TD,
@@ -130,6 +141,7 @@ def sigmoid_and_mul(x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
             x.inner_stride,
             gate.outer_stride,
             gate.inner_stride,
+            IS_GELU=is_gelu,
             SIZE=size,
             BLOCK=BLOCK,
         )

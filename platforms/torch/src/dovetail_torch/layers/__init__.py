@@ -4,6 +4,7 @@ from dovetail_torch.layers.activation import (
     ACTIVATIONS,
     Activation,
     GatedActivation,
+    GeluTanhAndMul,
     SiluAndMul,
     gated_activation,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "ExpertShape",
     "FusedExperts",
     "GatedActivation",
+    "GeluTanhAndMul",
     "HeadShape",
     "LatentAttention",
     "LayerNorm",

@@ -73,6 +73,22 @@ class GatedActivation(nn.Module):
         return self.function(gate_TD).mul_(up_TD)
 
 
+class GeluTanhAndMul(nn.Module):
+    """Computes gelu(gate) · up from concatenated gate and up with the context's ops, by tanh.
+
+    Source: Shazeer 2020, arXiv:2002.05202 (GEGLU).
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__()
+        self.ops = context.ops
+
+    def forward(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return the activations, [T, D]. `x_T2D` may be overwritten."""
+        gate_TD, up_TD = x_T2D.chunk(2, dim=-1)
+        return self.ops.gelu_tanh_and_mul(up_TD, gate_TD)
+
+
 class SiluAndMul(nn.Module):
     """Computes silu(gate) · up from concatenated gate and up with the context's ops.
 
@@ -92,4 +108,6 @@ def gated_activation(context: ModelContext, name: str) -> nn.Module:
     """Return the gated activation `name`, with the fused op if there is one."""
     if ACTIVATIONS[name] is functional.silu:
         return SiluAndMul(context)
+    if ACTIVATIONS[name] is _gelu_tanh:
+        return GeluTanhAndMul(context)
     return GatedActivation(context, name)

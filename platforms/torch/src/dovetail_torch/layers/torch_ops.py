@@ -156,6 +156,18 @@ class TorchOps(Ops):
         """Return x · sigmoid(gate), a new tensor."""
         return x_TD * gate_TD.sigmoid()
 
+    def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · gelu(gate), with the tanh approximation, a new tensor."""
+        return functional.gelu(gate_TD, approximate="tanh").mul_(x_TD)
+
+    def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x · factor, stored in `x_TD`."""
+        return x_TD.mul_(factor)
+
+    def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap · tanh(logits / cap), a new tensor."""
+        return (logits_RV / cap).tanh_().mul_(cap)
+
     def latent_inputs(
         self,
         q_THF: torch.Tensor,

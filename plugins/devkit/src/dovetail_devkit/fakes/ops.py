@@ -24,6 +24,7 @@ from dovetail.interfaces.ops import (
     StepColumns,
 )
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
+from dovetail_devkit.ops.elementwise import exact_gelu_tanh
 from dovetail_devkit.ops.experts import expert_sums, select
 from dovetail_devkit.ops.latent_and_gates import exact_offset_norm
 from dovetail_devkit.ops.recurrence import recur_gated
@@ -179,6 +180,18 @@ class FakeOps(Ops):
     def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
         """Return x · sigmoid(gate)."""
         return (x_TD.double() * gate_TD.double().sigmoid()).to(x_TD.dtype)
+
+    def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · gelu(gate), with the tanh approximation."""
+        return (x_TD.double() * exact_gelu_tanh(gate_TD.double())).to(x_TD.dtype)
+
+    def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x · factor."""
+        return (x_TD.double() * factor).to(x_TD.dtype)
+
+    def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap · tanh(logits / cap)."""
+        return (cap * (logits_RV.double() / cap).tanh()).to(logits_RV.dtype)
 
     def add_shared_expert(
         self,

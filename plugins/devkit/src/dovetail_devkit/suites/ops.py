@@ -20,6 +20,7 @@ from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
+from dovetail_devkit.ops.elementwise import elementwise_cases
 from dovetail_devkit.ops.experts import expert_cases
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
@@ -83,6 +84,7 @@ def ops_cases(
     yield from expert_cases(ops_cls, device, dtypes=dtypes)
     yield from layer_norm_cases(ops_cls, device, dtypes=dtypes)
     yield from latent_and_gate_cases(ops_cls, device, dtypes=dtypes)
+    yield from elementwise_cases(ops_cls, device, dtypes=dtypes)
     yield from state_cases(ops_cls, device, dtypes=dtypes)
     yield from recurrence_cases(ops_cls, device, dtypes=dtypes)
 
