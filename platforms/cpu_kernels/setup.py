@@ -45,20 +45,22 @@ AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
 class Level:
     """An instruction set. number: DK_LEVEL.
 
-    only: stems of its sources; if empty, all except TILES.
+    only: stems of its sources; if empty, all except TILES and WIDE. also: stems of more sources.
     """
 
     number: int
     flags: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 GROUPS = ("linear_groups_level",)
 TILES = ("group_tiles_level", "linear_tiles_level")
+WIDE = ("wide_groups_level",)
 # Order: DK_PORTABLE ... DK_AVX512_AMX of dovetail_kernels.h.
 LEVELS = {
     "portable": Level(number=0),
-    "avx2": Level(number=1, flags=AVX2),
+    "avx2": Level(number=1, flags=AVX2, also=WIDE),
     "avx2_vnni": Level(number=1, flags=(*AVX2, "-mavxvnni"), only=GROUPS),
     "avx512": Level(number=2, flags=AVX512),
     "avx512_vnni": Level(number=2, flags=(*AVX512, "-mavx512vnni"), only=GROUPS),
@@ -101,7 +103,8 @@ def plan(folder: Path, levels: Iterable[str] = LEVELS) -> list[Object]:
     for name in levels if is_x86() else ("portable",):
         level = LEVELS[name]
         macros = (f"-DDK_LEVEL={level.number}", f"-DDK_LEVEL_NAMESPACE={name}")
-        stems = level.only or {source.stem for source in leveled}.difference(TILES)
+        everywhere = {source.stem for source in leveled}.difference(TILES, WIDE)
+        stems = {*(level.only or everywhere), *level.also}
         for source in (source for source in leveled if source.stem in stems):
             path = folder / f"{source.stem}.{name}.o"
             objects.append(Object(source=source, path=path, flags=(*macros, *level.flags)))

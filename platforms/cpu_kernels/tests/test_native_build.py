@@ -188,6 +188,14 @@ def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_not_built
     assert ("linear_level.avx512_bf16.o" in names) == setup["is_x86"]()
 
 
+def test_avx2_without_byte_products_multiplies_16_bit_numbers(tmp_path):
+    """Levels with byte products, and AVX-512, do not contain the kernel for such numbers."""
+    setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
+    names = {item.path.name for item in setup["plan"](tmp_path)}
+    wide = {name for name in names if name.startswith("wide_groups")}
+    assert wide == ({"wide_groups_level.avx2.o"} if setup["is_x86"]() else set())
+
+
 @pytest.mark.costly
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):

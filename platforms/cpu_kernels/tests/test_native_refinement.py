@@ -116,6 +116,18 @@ def test_rows_that_are_not_a_multiple_of_the_group_are_refined(level, refine):
     assert relative_error(weight.apply(x), weight.reference(x)) < 3e-6
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sums_of_the_largest_codes_and_inputs_equal_the_reference(level, rows):
+    """A group of a kernel with 16 bit inputs has the largest sum: 32 * 127 * 127 * 128."""
+    weight = Weight(linear.INT8, 40, 128, refine=linear.REFINE_MOST)
+    signs = torch.ones(40, 128, dtype=torch.bfloat16)
+    signs[::2] = -1
+    assert linear.pack(weight.shape, signs.data_ptr(), weight.packed) == 0
+    x = torch.full((rows, 128), 127.0).bfloat16()
+    x[rows // 2] *= -1
+    assert relative_error(weight.apply(x), weight.reference(x)) < 3e-6
+
+
 def test_refinement_reduces_the_error_of_activations():
     weight = Weight(linear.INT8, 64, 1024, refine=linear.REFINE)
     x = weight.inputs(50)

@@ -30,6 +30,18 @@ DK_INLINE void quantize_row(const LinearJob& job, int64_t row, int64_t at, int8_
   }
 }
 
+// Write the scales of a row, x, and return the scale above which its groups are refined. at: of its
+// first group in the arrays of the job.
+DK_INLINE float write_scales(const LinearJob& job, const uint16_t* x, int64_t at) {
+  const int64_t K = job.args->K, group = job.format.group;
+  float total = 0.0f;
+  for (int64_t k = 0; k < K; k += group, at += job.tile_rows) {
+    job.scales[at] = scale_of(largest_of(x + k, K - k < group ? K - k : group) << 16).scale;
+    total += job.scales[at];
+  }
+  return total * (job.refined_from / static_cast<float>(job.num_groups));
+}
+
 // The same for row r of a tile, and the low parts of groups with a large scale; all of `low` is
 // written. It has the strides of q.
 DK_INLINE void refine_row(const LinearJob& job, int64_t tile, int64_t r, int64_t at, int8_t* q,
@@ -38,12 +50,7 @@ DK_INLINE void refine_row(const LinearJob& job, int64_t tile, int64_t r, int64_t
   const int32_t offset = format.bits == 8 ? kByteOffset : static_cast<int32_t>(format.offset());
   const int64_t K = job.args->K, group = format.group;
   const uint16_t* const x = job.x + (tile * job.tile_rows + r) * job.args->ldx;
-  float total = 0.0f;
-  for (int64_t k = 0, to = at; k < K; k += group, to += job.tile_rows) {
-    job.scales[to] = scale_of(largest_of(x + k, K - k < group ? K - k : group) << 16).scale;
-    total += job.scales[to];
-  }
-  const float least = total * (job.refined_from / static_cast<float>(job.num_groups));
+  const float least = write_scales(job, x, at);
   uint8_t* has_low = job.has_low + tile * job.num_groups;
   for (int64_t k = 0; k < K; k += group, q += stride, low += stride, at += job.tile_rows) {
     const int64_t n = K - k < group ? K - k : group;

@@ -36,6 +36,7 @@ int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
 }
 
 constexpr int64_t kFewTiledRows = 128;    // up to so many, registers are as fast as matrix tiles
+constexpr int64_t kFewestWideRows = 3;    // from so many on, codes are widened if that is faster
 constexpr int64_t kSharedPacking = 8192;  // fewer activations are packed by the caller alone
 constexpr int64_t kPassesPerThread = 2;   // from so many on, threads have passes of their own
 constexpr int64_t kPanelsPerPiece = 8;
@@ -113,8 +114,12 @@ void run_packing(const PackKernels& kernels, int64_t kind, const dk_pack_linear_
 const LinearKernels& kernels_for(int64_t kind, int64_t num_rows) {
   if (kind == DK_BF16) return DK_PICK(linear_bf16);
   static const LinearKernels* const tiles[] = DK_ALL_TABLES(group_tiles);
-  const LinearKernels* const own = tiles[current_level()];
-  return own && num_rows > kFewTiledRows ? *own : DK_PICK(linear_groups);
+  static const LinearKernels* const wide[] = DK_ALL_TABLES(wide_groups);
+  const int level = current_level();
+  if (tiles[level] && num_rows > kFewTiledRows) return *tiles[level];
+  const bool is_bytes = group_format(kind, 0).bits == 8;
+  if (wide[level] && is_bytes && num_rows >= kFewestWideRows) return *wide[level];
+  return DK_PICK(linear_groups);
 }
 
 Passes::Passes(const LinearKernels& kernels, int64_t kind, const dk_linear_args& args)

@@ -145,5 +145,6 @@ DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE
 DK_DECLARE_TABLES(dk::LinearKernels, linear_bf16)
 DK_DECLARE_TABLES(dk::LinearKernels, linear_groups)
 DK_DECLARE_TABLES(dk::LinearKernels, group_tiles)  // for many rows, at some levels
+DK_DECLARE_TABLES(dk::LinearKernels, wide_groups)  // for codes of 8 bits and several rows, at some
 DK_DECLARE_TABLES(dk::PackKernels, pack_bf16)
 DK_DECLARE_TABLES(dk::PackKernels, pack_groups)
