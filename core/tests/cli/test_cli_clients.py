@@ -160,7 +160,7 @@ def test_an_incomplete_or_invalid_stream_is_reported(fake, capsys, lines, expect
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://127.0.0.1:9", "cannot be reached: 'Connection refused'"),
+        ("http://127.0.0.1:9", "cannot be reached: Connection refused."),
         ("ftp://host", "is not the address of a server"),
         ("http://", "is not the address of a server"),
         ("http://host:99999999", "is not the address of a server"),

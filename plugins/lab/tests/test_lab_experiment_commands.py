@@ -134,7 +134,7 @@ def test_flags_override_fields_of_the_file(folder, capsys):
     ("arguments", "message"),
     [
         ([], "no policies"),
-        (["--policies", "fcfs"], "exactly one of trace"),
+        (["--policies", "fcfs"], "no workload is specified. Write --trace chat"),
         (["--policies", "fcfs", "--trace", "azur:conv"], "Did you mean 'azure:conv'"),
         (["--policies", "fcfs", "--trace", "chat", "--load", "-1"], "loads.0"),
         (["--policies", "fcfs", "--trace", "chat", "--slo", "ttft=5"], "slo='ttft=5'"),
@@ -143,10 +143,12 @@ def test_flags_override_fields_of_the_file(folder, capsys):
         (["--policies", "fcfs,stff", "--trace", "chat"], "There is no scheduler plugin 'stff'"),
         (["--policies", "fcfs", "--trace", "chat", "--step-times", "gpu"], "step_times='gpu'"),
         (["--policies", "fcfs", "--trace", "azure:code", "--requests", "9000"], "8,819 rows"),
-        (["none.toml", "--policies", "fcfs"], "cannot be read"),
+        (["none.toml", "--policies", "fcfs"], "cannot be read: No such file or directory."),
+        (["misspelled.toml", "--trace", "chat"], "Did you mean 'policies'?"),
     ],
 )
 def test_an_impossible_comparison_is_rejected(arguments, message, folder, capsys):
+    (folder / "misspelled.toml").write_text('policis = ["fcfs"]\n')
     assert main(["lab", "compare", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 

@@ -12,7 +12,7 @@ from dovetail_server.routes.table import Access
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.exchange import Exchange
 from dovetail_server.transport.guard import Guard
-from dovetail_server.transport.keys import KeyRing, client_keys
+from dovetail_server.transport.keys import KeyRing, admin_keys, client_keys
 
 pytestmark = pytest.mark.costly  # the tests share servers
 
@@ -229,8 +229,10 @@ def test_no_key_is_written_to_the_log(closed):
 
 @pytest.mark.parametrize("key", ["", "abc", "a b c d", "ключ-ключ", "a" * 600])
 def test_a_key_that_no_header_can_contain_is_rejected(key):
-    with pytest.raises(ConfigError, match="API key"):
+    with pytest.raises(ConfigError, match="--api-key: a key must have 4 to 512"):
         KeyRing([key])
+    with pytest.raises(ConfigError, match="--admin-key: a key must have"):
+        admin_keys(ServerSettings(admin_keys=(key,)))
 
 
 def test_an_unusable_key_file_is_rejected(tmp_path):

@@ -15,7 +15,15 @@ import traceback as tracebacks
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from dovetail.cli.frame.config_file import ConfigFile
 from dovetail.cli.frame.help_page import FLAG, HelpFormatter
@@ -239,6 +247,13 @@ def explain(error: CycloptsError) -> str:
     if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):
         return f"Unknown option: {words[0]}.{nearest(words[0], _FRAME_OPTIONS)}"
     error.verbose = False
+    if isinstance(error, UnusedCliTokensError) and words:
+        return f'Unexpected argument: "{words[0]}".'
+    if isinstance(error, UnknownOptionError):
+        name = (error.token.keyword or error.token.value).lstrip("-").upper()
+        if name in {argument.name for argument in error.argument_collection}:
+            command = " ".join(error.command_chain or ())
+            return f'Command "{command}" takes {name} as an argument, without an option.'
     message = str(error)
     if "Did you mean" in message:
         return message

@@ -195,9 +195,10 @@ class _Request:
 
 
 def _lost(server: Server, error: BaseException) -> ConfigError:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = str(getattr(error, "strerror", None) or error) or type(error).__name__
+    shown = "".join(item if item.isprintable() else "?" for item in reason[:200])
     return ConfigError(
-        f"The server {server.url} cannot be reached: {shorten(reason)}.\n"
+        f"The server {server.url} cannot be reached: {shown}.\n"
         "Check --url, or start a server: dovetail serve --model NAME"
     )
 

@@ -88,7 +88,8 @@ def experiment_spec(
         fields["policies"] = [name.strip() for name in policies.split(",") if name.strip()]
     if file and "name" not in fields:
         fields["name"] = file.stem
-    if not fields.get("policies"):
+    # An unknown field, such as "policy", is reported with its name.
+    if not fields.get("policies") and fields.keys() <= ExperimentSpec.model_fields.keys():
         raise UserError(
             "no policies are specified. Write --policies fcfs,vtc or name an experiment file."
         )

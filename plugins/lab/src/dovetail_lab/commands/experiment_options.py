@@ -102,7 +102,13 @@ class ExperimentOptions:
         Warns if the step times may be inaccurate; with `strict`, raises UserError instead. Raises
         UserError for an invalid field.
         """
-        spec = make_spec(self.apply(fields))
+        applied = self.apply(fields)
+        if not fields.get("workload") and self.trace is None:
+            raise UserError(
+                "no workload is specified. Write --trace chat, or name a trace or an experiment "
+                "file with a workload."
+            )
+        spec = make_spec(applied)
         if "sim" not in spec.engines:
             return spec
         reference = spec.setup.step_time_reference

@@ -34,7 +34,8 @@ def read_spec(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(path)!r} cannot be read: {reason}.") from error
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{str(path)!r} is not valid: {error}.") from error
     except RecursionError as error:

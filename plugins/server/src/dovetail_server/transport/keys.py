@@ -17,10 +17,10 @@ MAX_KEY_CHARS = 512
 class KeyRing:
     """A set of keys, of which only digests are kept."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        """Raise ConfigError for a key that a client cannot send."""
+    def __init__(self, keys: Iterable[str] = (), *, option: str = "--api-key") -> None:
+        """Raise ConfigError, naming the option, for a key that a client cannot send."""
         for key in keys:
-            _check_key(key)
+            _check_key(key, option)
         self._digests = tuple(dict.fromkeys(_digest(key) for key in keys))
 
     def __bool__(self) -> bool:
@@ -48,12 +48,13 @@ def client_keys(settings: ServerSettings) -> KeyRing:
     keys = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
     if file and not keys:
         raise ConfigError(f"--api-key-file {file} contains no key; write one key per line.")
+    KeyRing(keys, option=f"--api-key-file {file}")
     return KeyRing([*settings.api_keys, *keys])
 
 
 def admin_keys(settings: ServerSettings) -> KeyRing:
     """Return the keys of operators. Raise ConfigError for an unusable key."""
-    return KeyRing(settings.admin_keys)
+    return KeyRing(settings.admin_keys, option="--admin-key")
 
 
 def parse_keys(text: str) -> list[str]:
@@ -66,10 +67,10 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, option: str) -> None:
     usable = key.isascii() and key.isprintable() and " " not in key
     if not usable or not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
         raise ConfigError(
-            f"An API key must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII characters "
-            "without spaces."
+            f"{option}: a key must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII "
+            "characters without spaces."
         )
