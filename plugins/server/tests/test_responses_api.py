@@ -349,3 +349,10 @@ def peak_bytes(server):
     with open(f"/proc/{server.process.pid}/status") as file:
         (line,) = [line for line in file if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
+
+
+def test_the_error_for_an_invalid_entry_names_its_field(server):
+    body = {"model": "demo", "input": [{"role": "bob", "content": "x"}]}
+    error = server.post("/v1/responses", body).error
+    assert error["param"] == "input"
+    assert error["message"].startswith("input: role is 'bob'; use one of: system, developer")

@@ -109,14 +109,18 @@ def rename_fields(error: APIError, names: Mapping[str, str]) -> APIError:
     """Return an error with the field names of another API.
 
     names: maps the fields of a chat completion to those of the other API. The position in a list is
-    left out, because the lists of the two APIs differ.
+    left out, because the lists of the two APIs differ. A field of an entry stays in the message:
+    "input: role is …".
     """
-    field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+    param = error.param or ""
+    field = re.split(r"[.\[]", param, maxsplit=1)[0]
     if field not in names:
         return error
-    name, texts = names[field], "|".join(re.escape(text) for text in (error.param or "", field))
+    name, entry = names[field], re.fullmatch(r"\w+\[\d+\]\.(\w+)", param)
+    shown = {param: f"{name}: {entry[1]}"} if entry else {}
+    texts = "|".join(re.escape(text) for text in (param, field))
     return APIError(
-        re.sub(rf"(?<!\w)(?:{texts})(?!\w)", name, str(error)),
+        re.sub(rf"(?<!\w)(?:{texts})(?!\w)", lambda match: shown.get(match[0], name), str(error)),
         status=error.status,
         code=error.code,
         param=name,
