@@ -20,7 +20,7 @@ with suppress(ImportError):  # a kernel below reads this name
     import triton.language as tl
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-NUM_INTERPRETED, NUM_SAMPLED = 327, 63
+NUM_INTERPRETED, NUM_SAMPLED = 336, 63
 
 
 @pytest.mark.costly
