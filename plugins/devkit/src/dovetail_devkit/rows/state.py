@@ -8,7 +8,7 @@ depend on blocks, plans or other rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.plan import NewRequest
@@ -58,12 +58,30 @@ def predict_token(
 
     encoded: the result of `encode` for the request.
     """
+    return next(predict_tokens(token_ids, seed, vocab_size, encoded))
+
+
+def predict_tokens(
+    token_ids: Sequence[int],
+    seed: int,
+    vocab_size: int,
+    encoded: Mapping[int, int] | None = None,
+) -> Iterator[int]:
+    """Yield the tokens that a correct worker samples after `token_ids`, without end.
+
+    The arguments are those of `predict_token`.
+    """
     known = encoded or {}
-    content, attended = 0, 0
-    for position, token in enumerate(token_ids):
-        content = follow(content, token, known.get(position))
-        attended += content
-    return mix(attended & MASK, seed) % vocab_size
+    content, attended, position = 0, 0, 0
+    unread = iter(token_ids)
+    while True:
+        for token in unread:
+            content = follow(content, token, known.get(position))
+            attended += content
+            position += 1
+        token = mix(attended & MASK, seed) % vocab_size
+        yield token
+        unread = iter((token,))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,12 +7,13 @@ other request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from dovetail.interfaces.scheduler import Finished
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.rows.state import encode, predict_token
+from dovetail_devkit.rows.state import encode, predict_tokens
 
 
 class RequestLedger:
@@ -118,14 +119,12 @@ class RequestLedger:
 def _generate_alone(
     request: EngineCoreRequest, max_model_len: int, vocab_size: int
 ) -> tuple[list[int], FinishReason]:
-    tokens = list(request.prompt_token_ids)
-    num_prompt = len(tokens)
-    maximum = min(num_prompt + request.max_tokens, max_model_len)
+    prompt = request.prompt_token_ids
+    maximum = min(request.max_tokens, max_model_len - len(prompt))
     encoded = encode(request.encoder_inputs)
-    while len(tokens) < maximum:
-        token = predict_token(tokens, request.seed, vocab_size, encoded)
+    tokens: list[int] = []
+    for token in islice(predict_tokens(prompt, request.seed, vocab_size, encoded), maximum):
         tokens.append(token)
-        num_output = len(tokens) - num_prompt
-        if token in request.stop_token_ids and num_output >= request.sampling_params.min_tokens:
-            return tokens[num_prompt:], FinishReason.STOP
-    return tokens[num_prompt:], FinishReason.LENGTH
+        if token in request.stop_token_ids and len(tokens) >= request.sampling_params.min_tokens:
+            return tokens, FinishReason.STOP
+    return tokens, FinishReason.LENGTH
