@@ -43,7 +43,7 @@ def make_sections() -> list[Section]:
         Section(
             name=f"long tests: {name}",
             command=(
-                *pytest, "-m", LONG, "--clock=without", "-n", "3", "--dist", "worksteal", *paths
+                *pytest, "-m", LONG, "--clock=without", "-n", "4", "--dist", "worksteal", *paths
             ),
             limit_s=2400,
             passing=(0, NO_TESTS),
@@ -53,7 +53,7 @@ def make_sections() -> list[Section]:
     sections.append(
         Section(
             name="long tests: other directories",
-            command=(*pytest, "-m", LONG, "--clock=without", "-n", "3", *rest, "tests"),
+            command=(*pytest, "-m", LONG, "--clock=without", "-n", "4", *rest, "tests"),
             limit_s=1200,
             passing=(0, NO_TESTS),
         )

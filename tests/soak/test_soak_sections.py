@@ -72,6 +72,14 @@ def test_progress_is_shown_while_a_section_runs(start):
     assert any("step" in line for line in lines)
 
 
+def test_the_processes_of_a_section_write_and_load_bytecode(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "module_a.py").write_text("")
+    code, _ = start([section("a", "import module_a")])
+    assert code == 0
+    assert [file.name for file in (tmp_path / "soak" / "bytecode").rglob("module_a.*.pyc")]
+
+
 def test_the_skipped_tests_of_a_section_are_shown(start):
     _, lines = start([section("a", "print('skipped: test_x (needs Node)\\nother')")])
     assert "  skipped: test_x (needs Node)" in lines
