@@ -1,11 +1,13 @@
 """Fixtures of the CPU platform's tests: checkpoints of first-party and third-party models."""
 
 import json
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from dovetail_cpu.threads import sharing
 from dovetail_devkit.tiny_model import (
     TINY_EXPERTS,
     TINY_LLAMA,
@@ -40,7 +42,9 @@ OUTSIDE_SHAPES = {
 
 
 @pytest.fixture(autouse=True)
-def same_threads():
+def same_threads(monkeypatch):
+    """Keep the threads as they were, and forget engines of other tests that were not deleted."""
+    monkeypatch.setattr(sharing, "_numbers", WeakKeyDictionary())
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -86,7 +86,6 @@ def test_a_team_with_fewer_threads_than_requested_is_reported(
     monkeypatch.setattr(runtime, "find_library", lambda: "a library")
     monkeypatch.setattr(runtime, "start_threads", lambda num_threads: None)
     monkeypatch.setattr(runtime, "start_team", lambda library, num_threads: min(num_threads, most))
-    monkeypatch.setattr(runtime, "join_team", lambda user, num_threads: None)  # no other engines
     device = CPURuntime()
     device.activate(0, num_threads=num_threads)
     device.leave_cores_to_team()
