@@ -169,7 +169,8 @@ def test_too_many_files_are_rejected(tmp_path, monkeypatch):
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from dovetail.cli import main
 from dovetail_convert import shard_writer
 
