@@ -242,7 +242,7 @@ DK_CASE(team_continues_after_pauses) {
 
 DK_CASE(team_leaves_core_of_caller) {
   // A worker that is put on the caller's core runs its next piece on another core, although these
-  // are busy.
+  // are busy. It may still run anywhere, but a worker with one core stays there.
   cpu_set_t before, one;
   sched_getaffinity(0, sizeof before, &before);
   if (CPU_COUNT(&before) < 2) return;
@@ -269,7 +269,12 @@ DK_CASE(team_leaves_core_of_caller) {
     }
     return result.load();
   };
+  const auto has_cores = [](const cpu_set_t& cpus) {
+    cpu_set_t own;
+    return sched_getaffinity(0, sizeof own, &own) == 0 && CPU_EQUAL(&own, &cpus);
+  };
   int num_left = 0;
+  std::atomic<bool> is_kept{true};
   until_joined([](std::atomic<int>& result) { result = 0; });
   sched_setaffinity(0, sizeof one, &one);
   for (int attempt = 0; attempt < 8; ++attempt) {
@@ -279,10 +284,24 @@ DK_CASE(team_leaves_core_of_caller) {
       result = home;
     });
     usleep(12000);  // a worker moves at most every 10 ms
-    num_left += until_joined([](std::atomic<int>& result) { result = sched_getcpu(); }) != home;
+    num_left += until_joined([&](std::atomic<int>& result) {
+      is_kept = is_kept && has_cores(before);
+      result = sched_getcpu();
+    }) != home;
   }
+  until_joined([&](std::atomic<int>& result) {
+    sched_setaffinity(0, sizeof one, &one);
+    result = home;
+  });
+  usleep(12000);
+  until_joined([&](std::atomic<int>& result) {
+    is_kept = is_kept && has_cores(one);
+    result = home;
+  });
   sched_setaffinity(0, sizeof before, &before);
+  dk_set_num_threads(1);
   cases::check(num_left >= 6, "a worker stayed on the caller's core");
+  cases::check(is_kept, "a worker has another affinity mask");
 }
 
 DK_CASE(team_signals) {

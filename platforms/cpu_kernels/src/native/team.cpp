@@ -44,7 +44,7 @@ void relax() {
 }
 
 int64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
-  timespec t;
+  timespec t{};
   clock_gettime(clock, &t);
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
@@ -124,9 +124,10 @@ void begin_run(Worker& self, int64_t now) {
   const int64_t coarse_ns = now_ns(CLOCK_MONOTONIC_COARSE);
   self.seen_ns = now;
   self.tick_offset_ns = std::min(self.tick_offset_ns, now - coarse_ns);
-  int64_t tick_ns = coarse_ns + self.tick_offset_ns + period_ns;
-  while (tick_ns < now + kMinRunNs) tick_ns += period_ns;
-  self.pauses_at_ns = tick_ns - kMarginNs;
+  const int64_t tick_ns = coarse_ns + self.tick_offset_ns + period_ns;
+  const int64_t early_ns = std::max<int64_t>(0, now + kMinRunNs - tick_ns);
+  const int64_t num_ignored = (early_ns + period_ns - 1) / period_ns;
+  self.pauses_at_ns = tick_ns + num_ignored * period_ns - kMarginNs;
 }
 
 // Whether a worker that shares its core has run for long enough. Ends the sharing in time.
