@@ -1,5 +1,7 @@
 """Two engines of one process share their threads: different numbers are reported."""
 
+import gc
+
 import pytest
 import torch
 
@@ -54,6 +56,18 @@ def test_a_runtime_without_references_has_no_threads(caplog):
     second.activate(0, num_threads=1)
     second.release()
     assert not caplog.records
+
+
+def test_a_deleted_runtime_with_a_reference_cycle_has_no_threads(activate):
+    gc.disable()
+    try:
+        deleted = CPURuntime()
+        deleted.activate(0, num_threads=3)
+        deleted.cycle = deleted
+        del deleted
+        assert activate(1)[1] == []
+    finally:
+        gc.enable()
 
 
 def test_shutting_an_engine_down_releases_its_threads(tmp_path, activate):

@@ -5,29 +5,42 @@ An engine that computes in another process (`engine_process`) has its own team.
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+from collections.abc import Set
 from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
 
 _numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def join_team(user: object, num_threads: int) -> None:
     """Record that `user` has set the number of threads. Warn if it differs from another user's."""
-    others = {number for other, number in _numbers.items() if other is not user}
-    _numbers[user] = num_threads
-    if others - {num_threads}:
-        before = ", ".join(str(number) for number in sorted(others - {num_threads}))
+    with _lock:
+        _numbers[user] = num_threads
+    if _others(num_threads):
+        # A deleted engine has reference cycles, so it may not be freed yet.
+        gc.collect()
+    if others := _others(num_threads):
         logger.warning(
             "num_threads=%d of this engine replaces num_threads=%s of another engine in this "
             "process, because they share their threads. Use the same num_threads, or "
             "engine_process=True.",
             num_threads,
-            before,
+            ", ".join(map(str, sorted(others))),
         )
 
 
 def leave_team(user: object) -> None:
     """Record that `user` computes no more. May be called twice."""
-    _numbers.pop(user, None)
+    with _lock:
+        _numbers.pop(user, None)
+
+
+def _others(num_threads: int) -> Set[int]:
+    """Return the other numbers of threads that are in use."""
+    with _lock:
+        return set(_numbers.values()) - {num_threads}
