@@ -116,6 +116,20 @@ def prepare(checkpoint, **changes):
     return prepared.prefetch is not None, memory is not None
 
 
+def test_a_result_that_is_ready_after_the_worker_has_started_is_cancelled(checkpoint, monkeypatch):
+    """Otherwise its memory would be allocated as long as the engine exists."""
+    platform, cancelled = CPUPlatform(), []
+
+    def prepare_late(config):
+        assert platform.take_preparation() is None
+        return SimpleNamespace(cancel=lambda: cancelled.append(config))
+
+    monkeypatch.setattr(preparation, "Preparation", prepare_late)
+    config = EngineArgs(model=checkpoint, skip_tokenizer_init=True).create_engine_config()
+    platform.prepare(config)
+    assert cancelled == [config] and platform.take_preparation() is None
+
+
 @native
 def test_packed_weights_are_verified_by_the_thread_that_prefetches_them(
     checkpoint, tmp_path, monkeypatch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,6 +39,8 @@ class CPUPlatform(Platform):
     def __init__(self) -> None:
         """Create the platform."""
         self._preparation: Preparation | None = None
+        self._is_taken = False
+        self._lock = threading.Lock()
 
     @classmethod
     def probe(cls) -> Probe:
@@ -71,7 +74,8 @@ class CPUPlatform(Platform):
     def prepare(self, config: RequestedConfig) -> None:
         """Start to load torch's libraries and the packed weights.
 
-        Only if this process runs the `cpu` worker.
+        Only if this process runs the `cpu` worker. A result that is ready after `take_preparation`
+        is cancelled.
         """
         parallel = config.parallel
         is_own = parallel.tensor_parallel_size == 1 and parallel.worker_cls in ("auto", "cpu")
@@ -79,11 +83,18 @@ class CPUPlatform(Platform):
             # Imported here, because `explain` and `list` do not need it.
             from dovetail_cpu.preparation.preparation import Preparation
 
-            self._preparation = Preparation(config)
+            preparation = Preparation(config)
+            with self._lock:
+                if not self._is_taken:
+                    self._preparation = preparation
+                    return
+            preparation.cancel()
 
     def take_preparation(self) -> Preparation | None:
-        """Return the result of `prepare`, once; None if nothing is prepared."""
-        preparation, self._preparation = self._preparation, None
+        """Return the result of `prepare`, once; None if nothing is prepared, or not yet."""
+        with self._lock:
+            self._is_taken = True
+            preparation, self._preparation = self._preparation, None
         return preparation
 
     def runtime(self) -> CPURuntime:
