@@ -14,6 +14,7 @@
 
 #include "group_activations.h"
 #include "group_codes.h"
+#include "group_packing.h"
 #include "group_scales.h"
 #include "linear_epilogue.h"
 #include "team.h"
@@ -286,6 +287,12 @@ void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
   for (int64_t t = first_tile; t < end_tile; ++t) {
     const int64_t first_row = t * job.tile_rows, left = job.num_rows - first_row;
     const int64_t rows = left < job.tile_rows ? left : job.tile_rows;
+#if DK_LEVEL >= 2
+    if (job.tile_rows >= kFewestPackedRows) {
+      job.low ? pack_tile<true>(job, t, rows) : pack_tile<false>(job, t, rows);
+      continue;
+    }
+#endif
     auto* const q = reinterpret_cast<int8_t*>(scratch(kRegionScratch, rows * padded_k));
     auto* const low = job.low ? reinterpret_cast<int8_t*>(job.low) + first_row * padded_k : nullptr;
     quantize_tile(job, t, rows, q, low, padded_k, job.format.group);
