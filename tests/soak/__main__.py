@@ -18,7 +18,7 @@ from soak.sections import Section, SoakRun
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".pytest_cache" / "soak"
 NO_TESTS = 5
-LONG = "(slow or soak or costly) and not gpu"
+LONG = "(slow or soak or costly) and not gpu and not partial"
 
 PATHS = {
     "core": ("core/tests",),
@@ -37,7 +37,7 @@ PATHS = {
 def make_sections() -> list[Section]:
     """Return the sections in execution order. Sections that fail early come first."""
     python = sys.executable
-    pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider")
+    pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "--durations=12", "-pno:cacheprovider")
     rest = tuple(f"--ignore={path}" for paths in PATHS.values() for path in paths)
     sections = [
         Section(

@@ -12,6 +12,16 @@ def section(name, code, *, limit_s=20.0, **options):
     return Section(name=name, command=(sys.executable, "-c", code), limit_s=limit_s, **options)
 
 
+def test_each_file_with_a_partial_test_has_one_that_runs_all_cases():
+    files = [
+        text
+        for path in ROOT.glob("*/*/tests/**/test_*.py")
+        if "@pytest.mark.partial" in (text := path.read_text("utf-8"))
+    ]
+    assert len(files) >= 4
+    assert all("@pytest.mark.soak" in text for text in files)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Return a function that runs sections on a source tree and returns the exit code and printed

@@ -27,6 +27,7 @@ MIN_CASES = {"vllm": 200, "fa3": 85, "flash_attn": 30, "torch": 25}
 
 
 @pytest.mark.costly
+@pytest.mark.partial
 @pytest.mark.timeout(400)
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("provider", NAMES)

@@ -29,6 +29,7 @@ needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NO
 
 
 @pytest.mark.costly
+@pytest.mark.partial
 @needs_flashinfer
 @pytest.mark.timeout(400)
 def test_flashinfer_passes_its_tests_with_reference_kernels(tmp_path):

@@ -32,6 +32,7 @@ LEAST_CASES = 28
 
 
 @pytest.mark.costly
+@pytest.mark.partial
 @needs_triton
 @pytest.mark.timeout(500)
 def test_the_attention_kernels_pass_their_tests_in_the_triton_interpreter():

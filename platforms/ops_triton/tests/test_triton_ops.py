@@ -24,6 +24,7 @@ NUM_INTERPRETED, NUM_SAMPLED = 336, 63
 
 
 @pytest.mark.costly
+@pytest.mark.partial
 @needs_triton
 def test_the_op_kernels_pass_their_tests_in_the_triton_interpreter():
     check_interpreted(NUM_SAMPLED)
