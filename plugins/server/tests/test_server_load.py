@@ -85,6 +85,7 @@ def test_all_blocks_are_freed_when_clients_disconnect_at_random_moments(server):
     disconnect(server, NUM_DISCONNECTS)
 
 
+@pytest.mark.clock
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_blocks_are_free_within_a_second_after_ten_thousand_clients_disconnect(server, note):
