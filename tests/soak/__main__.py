@@ -1,8 +1,8 @@
 """Run every long test: `make soak`, or `PYTHONPATH=tests python -m soak [--fresh] [--only NAME …]`.
 
 The sections are the tests that `make test` deselects (long tests, and cases of large test matrices
-that the commit did not select), tests that measure time, the kernels under sanitizers, and a
-million steps of random scheduler programs. An interrupted run continues where it stopped if it is
+that the commit did not select), tests that measure time, the kernels under sanitizers, and half
+a million steps of random scheduler programs. An interrupted run continues where it stopped if it is
 started again on the same source tree.
 """
 

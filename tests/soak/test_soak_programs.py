@@ -2,7 +2,7 @@
 
 import pytest
 from soak.programs import SHAPES, Tally, make_program, play, policy_names
-from soak.random_programs import MINIMUM, find_missing, show
+from soak.random_programs import MINIMUM, find_missing, first_number, show
 
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.manager import KVCacheManager
@@ -32,8 +32,14 @@ def test_a_full_soak_run_reports_events_that_are_too_rare():
     tally = Tally()
     tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(MINIMUM, 20_000))
     assert find_missing(tally) == ["grants 19.0 a step"]
-    tally.counts.update(aborts=-10_001, grants=1000)
-    assert find_missing(tally) == ["aborts 9999"]
+    tally.counts.update(aborts=-15_001, grants=1000)
+    assert find_missing(tally) == ["aborts 4999"]
+
+
+def test_a_commit_selects_the_programs_of_a_full_soak_run():
+    numbers = {first_number(commit, 24) for commit in (b"a", b"b", b"")}
+    assert len(numbers) == 3
+    assert not any(number % 24 for number in numbers)
 
 
 free, defer = KVCacheManager.free, HeapQueue.defer
