@@ -143,7 +143,8 @@ DK_API int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
 /* y = epilogue(x W^T): plus bias, then the activation or act(gate, up), then plus residual;
  * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
- * of x has a NaN or an infinity, its row of y has no finite number. y may be the residual.
+ * of x has a NaN or an infinity, its row of y has no finite number before the activation, which
+ * may make one of an infinity: relu(-infinity) is 0. y may be the residual.
  * act(gate, up) = silu(gate) * up if limit is 0. Otherwise gate is at most limit, up is within
  * +-limit, and act(gate, up) = gate * sigmoid(alpha * gate) * (up + 1). */
 typedef struct dk_linear_args {

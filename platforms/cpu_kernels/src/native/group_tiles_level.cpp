@@ -207,13 +207,7 @@ void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
       Tiles::publish();
       add_block(block, sums);
     }
-    const PanelOutput out = panel_output(*job.args, p);
-    for (int64_t t = 0; t < num_tiles; ++t) {
-      const int64_t row = t * kTileRows, left = job.num_rows - row;
-      const float* const tile = sums + row * kPanel;
-      finish_tile(*job.args, out, job.first_row + row, left < kTileRows ? left : kTileRows,
-                  [&](int64_t r, int v) { return load(tile + r * kPanel + v * kWidth); });
-    }
+    finish_panel(job, p, sums);
   }
 }
 

@@ -1,4 +1,4 @@
-// The end of a packed linear, for one tile of rows and one panel: bias, act(gate, up), residual,
+// The end of a packed linear, for some rows and one panel: bias, act(gate, up), residual,
 // rounding, and the store into rows of any stride. Independent of the kind of weights: sums are
 // floats.
 #pragma once
@@ -101,8 +101,8 @@ static __attribute__((noinline)) void activate_rows(int64_t flags, float* values
   }
 }
 
-// Finish rows [0, num_rows) of a tile that begins at `first_row` of y; sum(row, vector) returns
-// kWidth columns of the scaled sums. Elements are independent of each other.
+// Finish num_rows rows from `first_row` of y on; sum(row, vector) returns kWidth columns of the
+// scaled sums of the first row, 0, and of the others. Elements are independent of each other.
 template <class Sum>
 DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, int64_t first_row,
                            int64_t num_rows, Sum sum) {
@@ -149,6 +149,12 @@ DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, i
       store_output(args, first_row + r, out.first_column + offset, value, left);
     }
   }
+}
+
+// Finish all rows of a job in a panel, from their sums [row][32].
+DK_INLINE void finish_panel(const LinearJob& job, int64_t panel, const float* sums) {
+  finish_tile(*job.args, panel_output(*job.args, panel), job.first_row, job.num_rows,
+              [&](int64_t r, int v) { return load(sums + r * kPanel + v * kWidth); });
 }
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -241,13 +241,7 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
     } else if constexpr (kRows * 2 >= kMaxRows) {
       compute_tiles<Kind, kRows, kRefined>(job, panel, sums, bytes);
     }
-    const PanelOutput out = panel_output(*job.args, p);
-    for (int64_t t = 0; t < num_tiles; ++t) {
-      const int64_t row = t * kRows, left = job.num_rows - row;
-      const float* const tile = sums + row * kPanel;
-      finish_tile(*job.args, out, job.first_row + row, left < kRows ? left : kRows,
-                  [&](int64_t r, int v) { return load(tile + r * kPanel + v * kWidth); });
-    }
+    finish_panel(job, p, sums);
   }
 }
 
