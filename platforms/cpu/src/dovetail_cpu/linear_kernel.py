@@ -85,6 +85,7 @@ class LinearKernel:
         self.form = form
         self._bias_O = bias_O
         self._dtype = dtype
+        self._in_features = specs[0].K
         self._out_features = sum(spec.num_outputs for spec in specs)
         self._calls = []
         address, column = address_of(form), 0
@@ -104,10 +105,10 @@ class LinearKernel:
     def __call__(self, x_TI: torch.Tensor, activation_flag: int = 0) -> torch.Tensor:
         """Return activation(x · Wᵀ + b), a new tensor [T, O]. x is bfloat16; rows may be strided.
 
-        activation_flag: a value of `ACTIVATION_FLAGS`; 0 for no activation.
+        activation_flag: a value of `ACTIVATION_FLAGS`; 0 for no activation. Raises ValueError for
+        another dtype or number of features.
         """
-        if x_TI.stride(1) != 1:
-            x_TI = x_TI.contiguous()
+        x_TI = _checked_rows(x_TI, self._in_features)
         num_tokens = x_TI.shape[0]
         y_TO = torch.empty((num_tokens, self._out_features), dtype=self._dtype)
         x, y, ldx = x_TI.data_ptr(), y_TO.data_ptr(), x_TI.stride(0)
@@ -194,11 +195,19 @@ class ExpertKernel:
     ) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D].
 
-        x is bfloat16; its rows may be strided. experts: int64; weights: float32; both contiguous,
-        as routers return them.
+        x is bfloat16; its rows may be strided. experts: int64, each an index; weights: float32;
+        both contiguous, as routers return them. Raises ValueError for other dtypes, sizes and
+        layouts.
         """
-        if x_TD.stride(1) != 1:
-            x_TD = x_TD.contiguous()
+        x_TD = _checked_rows(x_TD, self._args.size)
+        is_served = experts_TK.dtype == torch.int64 and weights_TK.dtype == torch.float32
+        is_served = is_served and experts_TK.is_contiguous() and weights_TK.is_contiguous()
+        shape_TK = (len(x_TD), experts_TK.shape[-1])
+        if not (is_served and experts_TK.shape == weights_TK.shape == shape_TK):
+            raise ValueError(
+                f"the experts and weights of {len(x_TD)} tokens must be contiguous matrices of "
+                f"int64 and float32, not {_kind(experts_TK)} and {_kind(weights_TK)}"
+            )
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
         args = self._args
         args.x, args.y, args.x_stride = x_TD.data_ptr(), y_TD.data_ptr(), x_TD.stride(0)
@@ -259,6 +268,20 @@ def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview)
         num_nonfinite += pack_linear(part, rows_OI.data_ptr(), address, ld=rows_OI.stride(0))
         address += part.num_bytes
     return num_nonfinite
+
+
+def _checked_rows(x_TI: torch.Tensor, num_features: int) -> torch.Tensor:
+    """Return x with contiguous rows. Raise ValueError if the kernels do not support it."""
+    if x_TI.dtype != torch.bfloat16 or x_TI.dim() != 2 or x_TI.shape[1] != num_features:
+        raise ValueError(
+            f"packed weights need bfloat16 inputs of shape [tokens, {num_features}], not "
+            f"{_kind(x_TI)}"
+        )
+    return x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
 def pointer_to(values: torch.Tensor | None) -> int | None:

@@ -14,6 +14,13 @@ import torch
 
 from dovetail.interfaces.ops import LatentWeights, Ops
 from dovetail_cpu.linear_kernel import pointer_to
+from dovetail_cpu.native_ops.layouts import (
+    has_rows,
+    have_equal_rows,
+    is_changeable,
+    is_rotary,
+    is_vector,
+)
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
 
@@ -36,7 +43,7 @@ class NativeLatentAndGates(Ops):
 
     def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
         """Return x · sigmoid(gate), a new tensor."""
-        if not (_is_matrix(x_TD) and _is_matrix(gate_TD)):
+        if not have_equal_rows(x_TD, gate_TD):
             return _TORCH.sigmoid_and_mul(x_TD, gate_TD)
         y_TD = _fill_gate(self._gate, x_TD, gate_TD)
         self._call_gate(ctypes.addressof(self._gate))
@@ -44,7 +51,7 @@ class NativeLatentAndGates(Ops):
 
     def gelu_tanh_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
         """Return x · gelu(gate), with the tanh approximation, a new tensor."""
-        if not (_is_matrix(x_TD) and _is_matrix(gate_TD)):
+        if not have_equal_rows(x_TD, gate_TD):
             return _TORCH.gelu_tanh_and_mul(x_TD, gate_TD)
         y_TD = _fill_gate(self._gelu, x_TD, gate_TD)
         self._call_gelu(ctypes.addressof(self._gelu))
@@ -52,7 +59,7 @@ class NativeLatentAndGates(Ops):
 
     def scale(self, x_TD: torch.Tensor, factor: float) -> torch.Tensor:
         """Return x · factor, stored in `x_TD`. bfloat16 or float32."""
-        if not _has_rows(x_TD):
+        if not is_changeable(x_TD):
             return _TORCH.scale(x_TD, factor)
         _fill_scale(self._scale, x_TD, factor)
         self._call_scale(ctypes.addressof(self._scale))
@@ -60,7 +67,7 @@ class NativeLatentAndGates(Ops):
 
     def soft_cap(self, logits_RV: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap · tanh(logits / cap), stored in `logits_RV`. bfloat16 or float32."""
-        if not _has_rows(logits_RV):
+        if not is_changeable(logits_RV):
             return _TORCH.soft_cap(logits_RV, cap)
         _fill_scale(self._soft_cap, logits_RV, cap)
         self._call_soft_cap(ctypes.addressof(self._soft_cap))
@@ -74,7 +81,8 @@ class NativeLatentAndGates(Ops):
         gate_D: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return y + shared, or with a gate y + sigmoid(x · gate) · shared, stored in `y_TD`."""
-        if not all(map(_is_matrix, (y_TD, shared_TD, x_TD))):
+        is_served = have_equal_rows(y_TD, shared_TD, x_TD) and is_changeable(y_TD)
+        if not (is_served and is_vector(gate_D, y_TD.shape[1])):
             return _TORCH.add_shared_expert(y_TD, shared_TD, x_TD, gate_D)
         args = self._shared
         args.y, args.shared, args.x = y_TD.data_ptr(), shared_TD.data_ptr(), x_TD.data_ptr()
@@ -87,7 +95,8 @@ class NativeLatentAndGates(Ops):
 
     def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ of each head, a new tensor [T, H, O]."""
-        is_served = _is_served(x_THI) and weight_HOI.dtype == torch.bfloat16
+        is_served = has_rows(x_THI, 3) and weight_HOI.dtype == torch.bfloat16
+        is_served = is_served and weight_HOI.shape[::2] == x_THI.shape[1:]
         if not (is_served and 1 in weight_HOI.stride()[1:]):
             return _TORCH.head_linear(x_THI, weight_HOI)
         y_THO = torch.empty((*x_THI.shape[:2], weight_HOI.shape[1]), dtype=torch.bfloat16)
@@ -121,8 +130,7 @@ class NativeLatentAndGates(Ops):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and keys of latent attention, new tensors."""
         key_HNL = weights.key_HNL
-        is_served = _is_served(q_THF) and _is_matrix(latent_TF) and positions_T.is_contiguous()
-        if not (is_served and key_HNL.dtype == torch.bfloat16 and key_HNL.stride(2) == 1):
+        if not _supports_latent(q_THF, latent_TF, weights, positions_T, cos_sin_PR):
             return _TORCH.latent_inputs(q_THF, latent_TF, weights, positions_T, cos_sin_PR)
         num_tokens, num_heads, _ = q_THF.shape
         _, num_features, rank = key_HNL.shape
@@ -169,14 +177,23 @@ def _fill_scale(args: Any, x_TD: torch.Tensor, factor: float) -> None:
     args.is_float32 = x_TD.dtype == torch.float32
 
 
-def _has_rows(x: torch.Tensor) -> bool:
-    """Return whether x is a matrix of bfloat16 or float32 with contiguous rows."""
-    return x.dtype in (torch.bfloat16, torch.float32) and x.dim() == 2 and x.stride(1) == 1
-
-
-def _is_served(x: torch.Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.stride(-1) == 1
-
-
-def _is_matrix(x: torch.Tensor) -> bool:
-    return _is_served(x) and x.dim() == 2
+def _supports_latent(
+    q_THF: torch.Tensor,
+    latent_TF: torch.Tensor,
+    weights: LatentWeights,
+    positions_T: torch.Tensor,
+    cos_sin_PR: torch.Tensor,
+) -> bool:
+    """Return whether the kernels support the dtypes, the shapes and the layouts."""
+    if not (has_rows(q_THF, 3) and has_rows(latent_TF) and has_rows(weights.key_HNL, 3)):
+        return False
+    num_tokens, num_heads, size = q_THF.shape
+    _, num_features, rank = weights.key_HNL.shape
+    num_rotary = cos_sin_PR.shape[-1]
+    return (
+        len(weights.key_HNL) == num_heads
+        and size == num_features + num_rotary
+        and latent_TF.shape == (num_tokens, rank + num_rotary)
+        and is_vector(weights.norm_L, rank)
+        and is_rotary(positions_T, cos_sin_PR, num_tokens, num_rotary)
+    )

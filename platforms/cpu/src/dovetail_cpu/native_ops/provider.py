@@ -18,12 +18,19 @@ import torch
 from dovetail.interfaces.ops import ExpertRouting, RouterWeights
 from dovetail_cpu.linear_kernel import pointer_to
 from dovetail_cpu.native_ops.latent_and_gates import NativeLatentAndGates
+from dovetail_cpu.native_ops.layouts import (
+    NUMBERS,
+    has_rows,
+    have_equal_rows,
+    is_changeable,
+    is_rotary,
+    is_vector,
+)
 from dovetail_cpu.native_ops.states import NativeStates
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
 
 _TORCH = TorchOps()
-_LOGITS = (torch.bfloat16, torch.float32)
 
 
 class NativeOps(NativeStates, NativeLatentAndGates):
@@ -47,7 +54,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor with any leading dimensions."""
-        if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
+        if not _supports_norm(x_TD, weight_D):
             return _TORCH.rms_norm(x_TD, weight_D, eps)
         return self._rms_norm(x_TD, weight_D, eps, 0.0)
 
@@ -55,7 +62,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · (1 + weight), a new tensor."""
-        if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
+        if not _supports_norm(x_TD, weight_D):
             return _TORCH.offset_rms_norm(x_TD, weight_D, eps)
         return self._rms_norm(x_TD, weight_D, eps, 1.0)
 
@@ -80,7 +87,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
-        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+        if not _supports_sum(x_TD, residual_TD, weight_D):
             return _TORCH.add_rms_norm(x_TD, residual_TD, weight_D, eps)
         return self._add_rms_norm(x_TD, residual_TD, weight_D, (eps, 0.0)), residual_TD
 
@@ -88,7 +95,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the norm of x + residual, and the sum, which is stored in `residual_TD`."""
-        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+        if not _supports_sum(x_TD, residual_TD, weight_D):
             return _TORCH.add_offset_rms_norm(x_TD, residual_TD, weight_D, eps)
         return self._add_rms_norm(x_TD, residual_TD, weight_D, (eps, 1.0)), residual_TD
 
@@ -121,7 +128,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
         x may have any leading dimensions.
         """
-        if not (_is_served(x_TD) and x_TD.dim() == 2):
+        if not (has_rows(x_TD) and all(is_vector(v, x_TD.shape[1]) for v in (weight_D, bias_D))):
             return _TORCH.layer_norm(x_TD, weight_D, bias_D, eps)
         return self._normalize(x_TD, None, weight_D, bias_D, eps)
 
@@ -134,7 +141,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (layer_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
-        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+        if not _supports_sum(x_TD, residual_TD, weight_D, bias_D):
             return _TORCH.add_layer_norm(x_TD, residual_TD, weight_D, bias_D, eps)
         return self._normalize(x_TD, residual_TD, weight_D, bias_D, eps), residual_TD
 
@@ -165,7 +172,10 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, rotated by their positions (NeoX style). Views of one new tensor."""
-        if not (_is_served(q_THS) and _is_served(k_TKS) and positions_T.is_contiguous()):
+        is_served = (
+            has_rows(q_THS, 3) and has_rows(k_TKS, 3) and q_THS.shape[::2] == k_TKS.shape[::2]
+        )
+        if not (is_served and is_rotary(positions_T, cos_sin_PS, *q_THS.shape[::2])):
             return _TORCH.rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
         num_tokens, num_heads, head_size = q_THS.shape
         num_kv_heads = k_TKS.shape[1]
@@ -188,7 +198,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half, a new tensor."""
-        if not _is_served(x_T2D) or x_T2D.dim() != 2:
+        if not has_rows(x_T2D) or x_T2D.shape[1] % 2:
             return _TORCH.silu_and_mul(x_T2D)
         size = x_T2D.shape[1] // 2
         y_TD = torch.empty((x_T2D.shape[0], size), dtype=torch.bfloat16)
@@ -206,7 +216,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
         Experts with equal scores are ordered by their index.
         """
-        if not (_is_served(x_TD) and _is_served(router.weight_ED)):
+        if not _supports_router(x_TD, router):
             return _TORCH.select_experts(x_TD, router, routing)
         args, shape_TK = self._router, (x_TD.shape[0], routing.top_k)
         experts_TK = torch.empty(shape_TK, dtype=torch.int64)
@@ -225,7 +235,7 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of these ids as a new tensor."""
-        if not (_is_served(table_VD) and ids_T.is_contiguous()):
+        if not (has_rows(table_VD) and is_vector(ids_T, ids_T.numel(), torch.int64)):
             return _TORCH.embedding(ids_T, table_VD)
         size = table_VD.shape[1]
         y_TD = torch.empty((ids_T.shape[0], size), dtype=torch.bfloat16)
@@ -238,7 +248,8 @@ class NativeOps(NativeStates, NativeLatentAndGates):
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the argmax of each row, int64 [R]. The first column if several are equal."""
-        if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
+        is_served = logits_RV.dtype in NUMBERS and logits_RV.dim() == 2
+        if not (is_served and logits_RV.stride(1) == 1 and logits_RV.numel()):
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
         args = self._argmax
@@ -252,8 +263,9 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         self, logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor
     ) -> None:
         """Set the logits of forbidden tokens to -inf, in place."""
-        served = logits_SV.dtype in _LOGITS and logits_SV.stride(1) == 1
-        if not (served and rows_G.is_contiguous() and bits_GB.is_contiguous()):
+        is_served = is_changeable(logits_SV) and is_vector(rows_G, len(bits_GB), torch.int64)
+        is_mask = bits_GB.dtype == torch.uint8 and bits_GB.dim() == 2 and bits_GB.is_contiguous()
+        if not (is_served and is_mask and 8 * bits_GB.shape[1] >= logits_SV.shape[1]):
             _TORCH.mask_tokens(logits_SV, rows_G, bits_GB)
             return
         args = self._mask
@@ -264,5 +276,28 @@ class NativeOps(NativeStates, NativeLatentAndGates):
         self._call_mask(ctypes.addressof(args))
 
 
-def _is_served(x: torch.Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.stride(-1) == 1
+def _supports_norm(x_TD: torch.Tensor, weight_D: torch.Tensor) -> bool:
+    """Return whether the kernel supports a norm of the last of two or three dimensions."""
+    return (
+        x_TD.dim() in (2, 3) and has_rows(x_TD, x_TD.dim()) and is_vector(weight_D, x_TD.shape[-1])
+    )
+
+
+def _supports_sum(
+    x_TD: torch.Tensor, residual_TD: torch.Tensor, *factors: torch.Tensor | None
+) -> bool:
+    """Return whether the kernel supports a norm of x + residual with these weights."""
+    is_served = have_equal_rows(x_TD, residual_TD) and is_changeable(residual_TD)
+    return is_served and all(is_vector(factor_D, x_TD.shape[1]) for factor_D in factors)
+
+
+def _supports_router(x_TD: torch.Tensor, router: RouterWeights) -> bool:
+    """Return whether the kernel supports the dtypes, the shapes and the layouts."""
+    if not (has_rows(x_TD) and has_rows(router.weight_ED)):
+        return False
+    num_experts, size = router.weight_ED.shape
+    return (
+        x_TD.shape[1] == size
+        and is_vector(router.bias_E, num_experts)
+        and is_vector(router.correction_E, num_experts, torch.float32)
+    )

@@ -147,9 +147,7 @@ class NativeStates(Ops):
         norm_first: bool,
     ) -> torch.Tensor:
         """Return the gated RMS norm of x, a new tensor. `x_TGI` is overwritten."""
-        is_bf16 = gate_TGI.dtype == weight_GI.dtype == torch.bfloat16
-        is_dense = x_TGI.dtype == torch.float32 and x_TGI.is_contiguous()
-        if not (is_bf16 and is_dense and _has_dense_rows(gate_TGI) and weight_GI.is_contiguous()):
+        if not _supports_norm(x_TGI, gate_TGI, weight_GI):
             return _TORCH.gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
         y_TGI = torch.empty(x_TGI.shape, dtype=torch.bfloat16)
         args = self._gated_norm
@@ -243,6 +241,19 @@ def _supports_recurrence(inputs: GatedRecurrenceInputs, states_BC: torch.Tensor)
         dtype in _DTYPES
         and all(x.dtype == dtype and x.stride(-1) == 1 and x.shape == shape for x in values)
         and all(_is_factor(x, shape[1]) for x in factors)
+    )
+
+
+def _supports_norm(x_TGI: torch.Tensor, gate_TGI: torch.Tensor, weight_GI: torch.Tensor) -> bool:
+    """Return whether the kernel supports the dtypes, the shapes and the layouts."""
+    return (
+        x_TGI.dtype == torch.float32
+        and x_TGI.is_contiguous()
+        and gate_TGI.dtype == weight_GI.dtype == torch.bfloat16
+        and gate_TGI.shape == x_TGI.shape
+        and _has_dense_rows(gate_TGI)
+        and weight_GI.shape in (x_TGI.shape[1:], x_TGI.shape[2:])
+        and weight_GI.is_contiguous()
     )
 
 
