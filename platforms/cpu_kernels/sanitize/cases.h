@@ -4,7 +4,8 @@
 //
 //     DK_CASE(linear_bf16) { ... dk_linear_bf16(&args); check(y.all_written(), "y"); }
 //
-// Each case runs many times at every level that the CPU has, with one thread and with three.
+// Each case runs many times at every level that the CPU has, with one thread and with three. A case
+// of code that is compiled once is a DK_CASE_ONCE, which runs at the lowest level only.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -87,13 +88,16 @@ inline void check(bool right, const char* what) {
 struct Case {
   const char* name;
   void (*run)(Random&);
+  bool runs_once;
   Case* next;
-  Case(const char* name_, void (*run_)(Random&));
+  Case(const char* name_, void (*run_)(Random&), bool runs_once_);
 };
 
 }  // namespace cases
 
-#define DK_CASE(name)                                                       \
+#define DK_CASE_OF(name, runs_once)                                         \
   static void run_##name(cases::Random& random);                            \
-  static cases::Case case_##name(#name, run_##name);                        \
+  static cases::Case case_##name(#name, run_##name, runs_once);             \
   static void run_##name([[maybe_unused]] cases::Random& random)
+#define DK_CASE(name) DK_CASE_OF(name, false)
+#define DK_CASE_ONCE(name) DK_CASE_OF(name, true)

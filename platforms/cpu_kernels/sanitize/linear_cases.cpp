@@ -182,7 +182,7 @@ DK_CASE(linear_blocks) {
   for (int64_t i = 0; i < y.size(); ++i) cases::check(y[i] == 0.0f, "a product with zeros");
 }
 
-DK_CASE(memory) {
+DK_CASE_ONCE(memory) {
   const int64_t size = random.between(1, 5 << 20);
   auto* const memory = static_cast<char*>(dk_alloc(size));
   cases::check(memory && reinterpret_cast<uintptr_t>(memory) % (2 << 20) == 0, "alignment");

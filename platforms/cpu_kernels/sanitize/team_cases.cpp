@@ -1,6 +1,7 @@
 // The thread team: every item is processed exactly once, for all sizes, callers and cores.
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,11 +38,13 @@ void run_loops(cases::Random& random, int64_t count) {
   for (int64_t i = 0; i < count; ++i) run_loop(random);
 }
 
-// A process that keeps a core busy while this object exists: any core, or `cpu`.
+// A process that keeps a core busy while this object exists: any core, or `cpu`. It ends with this
+// process, also if a check or a signal ends that.
 class Hog {
  public:
   explicit Hog(int cpu = -1) : pid_(fork()) {
     if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
       cpu_set_t one;
       CPU_ZERO(&one);
       if (cpu >= 0) CPU_SET(cpu, &one);
@@ -88,12 +91,12 @@ class OneCore {
 
 }  // namespace
 
-DK_CASE(team_items) {
+DK_CASE_ONCE(team_items) {
   dk_set_num_threads(random.between(1, 9));
   run_loops(random, 20);
 }
 
-DK_CASE(team_ranges) {
+DK_CASE_ONCE(team_ranges) {
   dk_set_num_threads(random.between(1, 5));
   const int64_t num_items = random.below(300);
   std::atomic<int64_t> sum{0};
@@ -107,7 +110,7 @@ DK_CASE(team_ranges) {
   cases::check(sum == num_items * (num_items - 1) / 2, "the sum of the ranges");
 }
 
-DK_CASE(team_nested) {
+DK_CASE_ONCE(team_nested) {
   std::atomic<int64_t> sum{0};
   dk::parallel_for(7, 1, [&](int64_t outer, int64_t) {
     const auto add = [&](int64_t begin, int64_t end) { sum += (end - begin) * (outer + 1); };
@@ -116,7 +119,7 @@ DK_CASE(team_nested) {
   cases::check(sum == 11 * 28, "a region inside a region");
 }
 
-DK_CASE(team_callers) {
+DK_CASE_ONCE(team_callers) {
   std::vector<std::thread> callers;
   for (int i = 0; i < 3; ++i) {
     callers.emplace_back([seed = random.bits()] {
@@ -128,18 +131,18 @@ DK_CASE(team_callers) {
   for (std::thread& caller : callers) caller.join();
 }
 
-DK_CASE(team_starved) {
+DK_CASE_ONCE(team_starved) {
   const OneCore one_core;
   run_loops(random, 10);
 }
 
-DK_CASE(team_beside_a_hog) {
+DK_CASE_ONCE(team_beside_a_hog) {
   const Hog hog;
   run_loops(random, 30);
 }
 
 #ifndef __SANITIZE_THREAD__  // which does not support a fork that starts threads
-DK_CASE(team_after_a_fork) {
+DK_CASE_ONCE(team_after_a_fork) {
   run_loops(random, 2);
   const pid_t child = fork();
   if (child == 0) {
@@ -153,13 +156,13 @@ DK_CASE(team_after_a_fork) {
 }
 #endif
 
-DK_CASE(team_parked) {
+DK_CASE_ONCE(team_parked) {
   run_loops(random, 1);
   usleep(1000);  // long enough for workers to park
   run_loops(random, 1);
 }
 
-DK_CASE(team_grown) {
+DK_CASE_ONCE(team_grown) {
   // The team may grow between the count of a caller's threads and its region.
   dk_set_num_threads(8);
   std::atomic<int> highest{0}, others{0};
@@ -212,22 +215,22 @@ bool joins_after(int64_t num_pieces, int64_t piece_us, int64_t late_us, int64_t 
 
 }  // namespace
 
-DK_CASE(team_long_pieces) {
+DK_CASE_ONCE(team_long_pieces) {
   dk_set_num_threads(2);
   cases::check(joins_after(2, 3000, 9000, 20), "long pieces were taken for a busy core");
 }
 
-DK_CASE(team_late_worker) {
+DK_CASE_ONCE(team_late_worker) {
   dk_set_num_threads(3);
   cases::check(joins_after(60, 200, 40000, 20), "one late worker stopped the others");
 }
 
-DK_CASE(team_joins_midway) {
+DK_CASE_ONCE(team_joins_midway) {
   dk_set_num_threads(2);
   cases::check(joins_after(60, 200, 30000, 400), "a worker did not join after its pause");
 }
 
-DK_CASE(team_continues_after_pauses) {
+DK_CASE_ONCE(team_continues_after_pauses) {
   // Of a long region, a worker that shares its core does more than the pieces of its first turn.
   dk_set_num_threads(2);
   int num_late = 0, num_returned = 0;
@@ -240,7 +243,7 @@ DK_CASE(team_continues_after_pauses) {
   cases::check(2 * num_returned >= num_late, "a worker did not return after its pause");
 }
 
-DK_CASE(team_leaves_core_of_caller) {
+DK_CASE_ONCE(team_leaves_core_of_caller) {
   // A worker that is put on the caller's core runs its next piece on another core, although these
   // are busy. It may still run anywhere, but a worker with one core stays there.
   cpu_set_t before, one;
@@ -304,7 +307,7 @@ DK_CASE(team_leaves_core_of_caller) {
   cases::check(is_kept, "a worker has another affinity mask");
 }
 
-DK_CASE(team_signals) {
+DK_CASE_ONCE(team_signals) {
   dk_set_num_threads(3);
   std::atomic<bool> is_right{true};
   const auto caller = std::this_thread::get_id();
@@ -324,7 +327,7 @@ DK_CASE(team_signals) {
 }
 
 #if DK_X86
-DK_CASE(team_float_mode) {
+DK_CASE_ONCE(team_float_mode) {
   constexpr unsigned kFlush = 0x8040, kControl = ~0x3fu;
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | kFlush);
@@ -344,7 +347,7 @@ DK_CASE(team_float_mode) {
 #endif
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose allocators end first
-DK_CASE(team_without_memory) {
+DK_CASE_ONCE(team_without_memory) {
   constexpr size_t kTooMany = SIZE_MAX / 4;
   size_t missing = 0;
   try {

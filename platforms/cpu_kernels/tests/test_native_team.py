@@ -5,6 +5,7 @@ import platform
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -73,6 +74,71 @@ def test_the_team_handles_late_workers_signals_floating_point_modes_and_lack_of_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{turns} turns" in done.stdout, "no case was run"
+
+
+@pytest.mark.costly
+@needs_compiler
+def test_busy_processes_of_a_case_end_with_the_driver(driver):
+    """A wrong result ends the driver in the middle of a case."""
+    process = subprocess.Popen([str(driver), "5000", "beside_a_hog"], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        for _ in range(2000):
+            process.send_signal(signal.SIGSTOP)
+            if hogs := children.read_text().split():
+                break
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        time.sleep(0.1)  # a hog asks for the signal when it starts
+    finally:
+        process.kill()
+        process.wait()
+    assert hogs
+    for _ in range(200):
+        if not any(map(_is_running, hogs)):
+            break
+        time.sleep(0.01)
+    running = [pid for pid in hogs if _is_running(pid)]
+    for pid in running:
+        os.kill(int(pid), signal.SIGKILL)
+    assert not running
+
+
+def _is_running(pid):
+    """Return whether the process exists and has not exited."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+CASES_OF_TWO_KINDS = """
+#include "cases.h"
+DK_CASE(code_with_levels) {}
+DK_CASE_ONCE(code_without_levels) {}
+int64_t dk_highest_level(void) { return 3; }
+int64_t dk_supports_level(int64_t level) { return level != 2; }
+int64_t dk_set_level(int64_t level) { return level; }
+void dk_set_num_threads(int64_t) {}
+"""
+
+
+@pytest.mark.costly
+@needs_compiler
+def test_cases_of_code_without_levels_run_at_one_level(tmp_path):
+    source, program = tmp_path / "cases.cpp", tmp_path / "driver"
+    source.write_text(CASES_OF_TWO_KINDS)
+    includes = [f"-I{MEMBER / folder}" for folder in ("include", "sanitize")]
+    sources = [str(source), str(MEMBER / "sanitize/driver.cpp")]
+    command = [*COMPILER, "-std=c++17", *includes, *sources, "-o", str(program)]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(program), "2"], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.splitlines()) == [
+        "level 0: code_with_levels, 2 turns",
+        "level 0: code_without_levels, 2 turns",
+        "level 1: code_with_levels, 2 turns",
+        "level 3: code_with_levels, 2 turns",
+    ]
 
 
 @needs_library
