@@ -141,12 +141,13 @@ DK_API int64_t dk_pack_linear_int8(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_int4(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
-/* y = epilogue(x W^T): plus bias, then the activation or act(gate, up), then plus residual;
- * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
- * of x has a NaN or an infinity, its row of y has no finite number before the activation, which
- * may make one of an infinity: relu(-infinity) is 0. y may be the residual.
+/* y = f(x W^T + bias) + residual, summed in float32 (groups: exact integers, then float32), rounded
+ * once to y's type. f is the activation, or act(gate, up), or nothing. y may be the residual.
  * act(gate, up) = silu(gate) * up if limit is 0. Otherwise gate is at most limit, up is within
- * +-limit, and act(gate, up) = gate * sigmoid(alpha * gate) * (up + 1). */
+ * +-limit, and act(gate, up) = gate * sigmoid(alpha * gate) * (up + 1).
+ * If a row of x has a NaN or an infinity, all numbers of its row of x W^T are NaN or infinite. f
+ * keeps NaN, but f of an infinity may be finite: relu(-infinity) is 0, and limit bounds gate and
+ * up. */
 typedef struct dk_linear_args {
   const void* x;        /* bf16 [M, K] */
   const void* packed;   /* by dk_pack_linear_* for the same N, K, group, kind, DK_GATE_UP */

@@ -313,6 +313,8 @@ def test_a_replay_repeats_the_recorded_operations():
         ({"kind": linear.INT4, "N": 4, "K": 64, "group": 48}, "32, 64 or 128"),
         ({"kind": linear.KIND_NAMES.index("Q4_K"), "N": 4, "K": 96}, "multiple of 256"),
         ({"kind": linear.BF16, "N": 5, "K": 8, "gate_up": True}, "even"),
+        ({"kind": -1, "N": 4, "K": 256}, "0 to 10, not -1"),
+        ({"kind": linear.INT8, "N": 4, "K": 64, "refine": 768}, "REFINE_MOST, not 768"),
     ],
 )
 def test_invalid_shapes_are_rejected(wrong, says):

@@ -94,6 +94,10 @@ class PackedLinear:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that cannot be packed."""
+        if self.kind not in range(len(KIND_NAMES)):
+            raise ValueError(f"the kind of a weight is 0 to {len(KIND_NAMES) - 1}, not {self.kind}")
+        if self.refine not in (0, REFINE, REFINE_MOST):
+            raise ValueError(f"refine is 0, REFINE or REFINE_MOST, not {self.refine}")
         if self.N < 1 or self.K < 1:
             raise ValueError(f"a weight of shape [{self.N}, {self.K}] has no elements")
         if self.gate_up and self.N % 2:

@@ -32,7 +32,7 @@ DK_INLINE GroupScale scale_of(uint32_t largest_bits) {
 constexpr int kLowBits = 7;
 constexpr float kLowScale = 1.0f / (1 << kLowBits);
 
-// The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.
+// x to nearest even, for |x| < 2^22.
 DK_INLINE int32_t nearest(float x) {
   const float shifted = x + 12582912.0f;  // 1.5 * 2^23 leaves the rounded integer in the low bits
   int32_t bits;
@@ -40,6 +40,7 @@ DK_INLINE int32_t nearest(float x) {
   return bits - 0x4b400000;
 }
 
+// The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.
 DK_INLINE uint32_t largest_of(const uint16_t* x, int64_t n) {
   uint32_t largest = 0;
   int64_t k = 0;

@@ -1,5 +1,6 @@
 // The interface from linear.cpp, which distributes a packed linear over the team, to the kernels of
-// a level (linear_level.cpp, linear_groups_level.cpp, pack_level.cpp), which compute some panels.
+// a level, which compute some panels: linear_level.cpp, linear_groups_level.cpp,
+// wide_groups_level.cpp, those with matrix tiles, and pack_level.cpp.
 //
 // Packed weights: panels of 32 columns.
 //     bf16     [panel][unit][32 columns][2 k]             K padded to 8

@@ -101,8 +101,8 @@ static __attribute__((noinline)) void activate_rows(int64_t flags, float* values
   }
 }
 
-// Finish num_rows rows from `first_row` of y on; sum(row, vector) returns kWidth columns of the
-// scaled sums of the first row, 0, and of the others. Elements are independent of each other.
+// Finish rows first_row to first_row + num_rows - 1 of y. sum(r, vector) returns kWidth columns of
+// the scaled sums of row first_row + r. Elements are independent of each other.
 template <class Sum>
 DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, int64_t first_row,
                            int64_t num_rows, Sum sum) {

@@ -21,8 +21,8 @@ class Passes {
   int64_t tile_rows_, num_tiles_, count_;
 };
 
-// Bytes of a job's packed activations and of its four arrays of a number per row and group; a
-// multiple of 64.
+// Bytes of a job's packed activations and of its four arrays of a number per row and group; if
+// groups are refined, also of their low parts. A multiple of 64.
 int64_t memory_of(const LinearKernels& kernels, const LinearJob& job);
 // Complete a job with its rows of args->x and its memory.
 void use_memory(const LinearKernels& kernels, LinearJob& job, char* memory);
