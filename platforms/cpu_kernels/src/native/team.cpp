@@ -49,12 +49,15 @@ int64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Nanoseconds between two ticks of the system's timer, which update the coarse clock.
-int64_t tick_period_ns() {
+int64_t read_tick_period_ns() {
   timespec t;
   const bool is_known = clock_getres(CLOCK_MONOTONIC_COARSE, &t) == 0 && !t.tv_sec;
   return is_known && t.tv_nsec >= 500'000 && t.tv_nsec <= 20'000'000 ? t.tv_nsec : 1'000'000;
 }
+
+// Nanoseconds between two ticks of the system's timer, which update the coarse clock. Read while
+// the library is loaded: a fork may happen while a worker initializes a variable of a function.
+const int64_t tick_period_ns = read_tick_period_ns();
 
 // Sleep while `word` has the value.
 void park(std::atomic<uint32_t>& word, uint32_t while_it_is) {
@@ -120,14 +123,13 @@ void park_worker(uint64_t last) {
 
 // A worker that shares its core runs until shortly before the tick that would preempt it.
 void begin_run(Worker& self, int64_t now) {
-  static const int64_t period_ns = tick_period_ns();
   const int64_t coarse_ns = now_ns(CLOCK_MONOTONIC_COARSE);
   self.seen_ns = now;
   self.tick_offset_ns = std::min(self.tick_offset_ns, now - coarse_ns);
-  const int64_t tick_ns = coarse_ns + self.tick_offset_ns + period_ns;
+  const int64_t tick_ns = coarse_ns + self.tick_offset_ns + tick_period_ns;
   const int64_t early_ns = std::max<int64_t>(0, now + kMinRunNs - tick_ns);
-  const int64_t num_ignored = (early_ns + period_ns - 1) / period_ns;
-  self.pauses_at_ns = tick_ns + num_ignored * period_ns - kMarginNs;
+  const int64_t num_ignored = (early_ns + tick_period_ns - 1) / tick_period_ns;
+  self.pauses_at_ns = tick_ns + num_ignored * tick_period_ns - kMarginNs;
 }
 
 // Whether a worker that shares its core has run for long enough. Ends the sharing in time.
