@@ -2,7 +2,8 @@
 
 Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes in
 buffers of the exact size; results are compared with sums in double precision (`sanitize/cases.h`
-explains how to add a case). Exits with the program's status; 0 means success.
+explains how to add a case). Levels that this CPU does not support are not compiled. Exits with the
+program's status; 0 means success.
 
     python platforms/cpu_kernels/sanitize.py [--turns 4] [--sampled] [--folder DIR] [--thread]
 """
@@ -17,26 +18,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
-NUM_SAMPLES = 6
-"""With `--sampled`, one of this many levels is compiled, in addition to the first level."""
 FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
+def usable_levels(flags_of: Mapping[str, Sequence[str]], cpu_info: str) -> list[str]:
+    """Return the levels whose compiler flags are features of the CPU. cpu_info: /proc/cpuinfo."""
+    words = next((line for line in cpu_info.splitlines() if line.startswith("flags")), "").split()
+    features = {word.replace("_", "") for word in words}
+    return [
+        name
+        for name, flags in flags_of.items()
+        if features.issuperset(flag.removeprefix("-m").replace("-", "") for flag in flags)
+    ]
+
+
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and one in `NUM_SAMPLES` others, selected by the commit hash."""
+    """Return the first level and one other, selected by the commit hash."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return list(names)
-    first = 1 + int(done.stdout, 16) % NUM_SAMPLES
-    return [names[0], *names[first::NUM_SAMPLES]]
+    others = names[1:]
+    return [names[0], others[int(done.stdout, 16) % len(others)]] if others else list(names)
 
 
 def build_driver(folder: Path, sanitizers: str, sampled: bool) -> Path:
@@ -49,9 +59,11 @@ def build_driver(folder: Path, sanitizers: str, sampled: bool) -> Path:
         setup["Object"](source=source, path=folder / f"{source.stem}.o", flags=())
         for source in sorted((ROOT / "sanitize").glob("*.cpp"))
     ]
-    levels = list(setup["LEVELS"])
+    flags_of = {name: level.flags for name, level in setup["LEVELS"].items()}
+    levels = usable_levels(flags_of, Path("/proc/cpuinfo").read_text("utf-8"))
     levels = sampled_levels(levels) if sampled else levels
     objects = [*setup["plan"](folder, levels), *cases]
+    print(f"sanitize: compiling {len(objects)} files for {', '.join(levels)}", flush=True)
     setup["compile_all"](compiler, objects, flags)
     program = folder / "driver"
     paths = [str(item.path) for item in objects]
@@ -66,7 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=4, help="runs of each case at each level")
     parser.add_argument(
-        "--sampled", action="store_true", help="only levels selected by the commit hash"
+        "--sampled", action="store_true", help="only two levels, selected by the commit hash"
     )
     parser.add_argument("--folder", type=Path, help="keep objects here; only changes are compiled")
     parser.add_argument("--thread", action="store_true", help="look for data races instead")

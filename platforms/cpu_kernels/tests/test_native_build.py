@@ -188,6 +188,22 @@ def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_not_built
     assert ("linear_level.avx512_bf16.o" in names) == setup["is_x86"]()
 
 
+@needs_library
+def test_the_sanitizers_run_the_levels_of_this_cpu():
+    """Others take minutes to compile, and cannot run."""
+    sanitize = runpy.run_path(str(MEMBER / "sanitize.py"), run_name="sanitize")
+    levels = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")["LEVELS"]
+    flags_of = {name: level.flags for name, level in levels.items()}
+    cpu_info = Path("/proc/cpuinfo").read_text("utf-8")
+    usable = {native.LEVELS[number] for number in native.usable_levels()}
+    assert usable.issubset(sanitize["usable_levels"](flags_of, cpu_info))
+    older = "model name: a CPU\nflags\t\t: fpu avx avx2 fma f16c avx_vnni\nflags\t\t: avx512f\n"
+    assert sanitize["usable_levels"](flags_of, older) == ["portable", "avx2", "avx2_vnni"]
+    assert sanitize["usable_levels"](flags_of, "") == ["portable"]
+    first, *others = sanitize["sampled_levels"](["portable", "avx2"])
+    assert (first, others) == ("portable", ["avx2"])
+
+
 def test_avx2_without_byte_products_multiplies_16_bit_numbers(tmp_path):
     """Levels with byte products, and AVX-512, do not contain the kernel for such numbers."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")

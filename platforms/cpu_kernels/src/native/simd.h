@@ -125,8 +125,6 @@ DK_INLINE VI shift_left(VI v, int bits) { return _mm512_slli_epi32(v, bits); }
 DK_INLINE VF to_float(VI v) { return _mm512_cvtepi32_ps(v); }
 DK_INLINE VI round_to_int(VF v) { return _mm512_cvtps_epi32(v); }
 DK_INLINE VI upper_half(VI v) { return _mm512_and_si512(v, _mm512_set1_epi32(-65536)); }
-DK_INLINE VI even_bytes(VI v) { return _mm512_and_si512(v, _mm512_set1_epi16(0xff)); }
-DK_INLINE VI odd_bytes(VI v) { return _mm512_srli_epi16(v, 8); }
 DK_INLINE VI multiply_pairs(VI a, VI b) { return _mm512_madd_epi16(a, b); }
 DK_INLINE VI multiply_bytes(VI a, VI b) { return _mm512_maddubs_epi16(a, b); }
 DK_INLINE VI add_halves(VI a, VI b) { return _mm512_add_epi16(a, b); }
@@ -192,8 +190,6 @@ DK_INLINE VI shift_left(VI v, int bits) { return _mm256_slli_epi32(v, bits); }
 DK_INLINE VF to_float(VI v) { return _mm256_cvtepi32_ps(v); }
 DK_INLINE VI round_to_int(VF v) { return _mm256_cvtps_epi32(v); }
 DK_INLINE VI upper_half(VI v) { return _mm256_and_si256(v, _mm256_set1_epi32(-65536)); }
-DK_INLINE VI even_bytes(VI v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
-DK_INLINE VI odd_bytes(VI v) { return _mm256_srli_epi16(v, 8); }
 DK_INLINE VI multiply_pairs(VI a, VI b) { return _mm256_madd_epi16(a, b); }
 DK_INLINE VI multiply_bytes(VI a, VI b) { return _mm256_maddubs_epi16(a, b); }
 DK_INLINE VI add_halves(VI a, VI b) { return _mm256_add_epi16(a, b); }
