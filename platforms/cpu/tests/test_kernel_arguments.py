@@ -13,7 +13,14 @@ from torch import nn
 
 from dovetail.interfaces import LinearShape
 from dovetail.interfaces.linear_method import ExpertLayers
-from dovetail.interfaces.ops import ExpertRouting, LatentWeights, RouterWeights
+from dovetail.interfaces.ops import (
+    ExpertRouting,
+    GatedRecurrenceInputs,
+    LatentWeights,
+    LinearAttentionInputs,
+    RouterWeights,
+    StateParts,
+)
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.native_ops import NativeOps, latent_and_gates, provider, states
 from dovetail_torch.layers import TorchOps
@@ -35,6 +42,30 @@ ROUTER = RouterWeights(weight_ED=numbers(E, D), bias_E=numbers(E), correction_E=
 ROUTING = ExpertRouting(top_k=2)
 X, ROW = numbers(T, D), numbers(D)
 HEADS = numbers(T, H, S)
+BLOCKS = torch.tensor([0, 1])
+PARTS = StateParts(sizes=(2, 3), num_parts=(1, 1), reads_N=BLOCKS, writes_N=BLOCKS)
+OTHER_PARTS = [
+    replace(PARTS, sizes=(2, 4)),
+    replace(PARTS, sizes=(5,)),
+    replace(PARTS, reads_N=BLOCKS.int()),
+    replace(PARTS, writes_N=BLOCKS[:1]),
+]
+ONES = torch.ones(D)
+RECURRENCE = GatedRecurrenceInputs(
+    x_TC=X, input_gates_TC=X, decay_gates_TC=X, input_bias_C=ONES, decay_bias_C=ONES, rates_C=-ONES
+)
+ATTENTION = LinearAttentionInputs(
+    q_TGK=numbers(T, H, 8),
+    k_TGK=numbers(T, H, 8),
+    v_THV=HEADS,
+    steps_TH=numbers(T, H),
+    beta_TH=None,
+    step_bias_H=torch.ones(H),
+    rates_H=-torch.ones(H),
+    skip_H=None,
+    key_eps=0.0,
+    step_limits=(0.0, 1.0),
+)
 
 # Operation: supported arguments, then each with one that the kernel does not support.
 CASES = {
@@ -88,6 +119,12 @@ CASES = {
             4: [TABLE.double()],
         },
     ),
+    "causal_conv": (
+        (X, numbers(D, 4), ROW, numbers(2, 3, D), PARTS),
+        {3: [numbers(2, 2, D)], 4: OTHER_PARTS},
+    ),
+    "gated_recurrence": ((RECURRENCE, torch.zeros(2, D), PARTS), {2: OTHER_PARTS}),
+    "linear_attention": ((ATTENTION, torch.zeros(2, H, 8, S), PARTS), {2: OTHER_PARTS}),
     "gated_rms_norm": (
         (torch.ones(T, 2, 8), numbers(T, 2, 8), numbers(2, 8), 1e-6),
         {1: [numbers(T, 2, 7), numbers(T - 1, 2, 8)], 2: [numbers(1, 8), numbers(7)]},

@@ -70,7 +70,8 @@ class NativeStates(Ops):
         *,
         is_plain: bool,
     ) -> torch.Tensor:
-        if not _supports_convolution(x_TC, weight_CW, bias_C, states_BWC):
+        is_served = _supports_convolution(x_TC, weight_CW, bias_C, states_BWC)
+        if not (is_served and _supports_parts(parts, len(x_TC))):
             in_torch = _TORCH.plain_causal_conv if is_plain else _TORCH.causal_conv
             return in_torch(x_TC, weight_CW, bias_C, states_BWC, parts)
         y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
@@ -90,7 +91,8 @@ class NativeStates(Ops):
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, a new tensor, and update the states."""
-        if not _supports_attention(inputs, states_BHKV):
+        is_served = _supports_attention(inputs, states_BHKV)
+        if not (is_served and _supports_parts(parts, len(inputs.v_THV))):
             return _TORCH.linear_attention(inputs, states_BHKV, parts)
         q_TGK, k_TGK, v_THV, steps_TH = inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH
         beta_TH = inputs.beta_TH
@@ -118,7 +120,8 @@ class NativeStates(Ops):
         self, inputs: GatedRecurrenceInputs, states_BC: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the states after each token, a new tensor, and update the states."""
-        if not _supports_recurrence(inputs, states_BC):
+        is_served = _supports_recurrence(inputs, states_BC)
+        if not (is_served and _supports_parts(parts, len(inputs.x_TC))):
             return _TORCH.gated_recurrence(inputs, states_BC, parts)
         x_TC, input_TC, decay_TC = inputs.x_TC, inputs.input_gates_TC, inputs.decay_gates_TC
         y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
@@ -187,6 +190,16 @@ def _struct_of(memory: StatePartsMemory) -> NativeParts:
         reads=memory.reads_N.data_ptr(),
         writes=memory.writes_N.data_ptr(),
         num_requests=memory.num_requests_1.data_ptr(),
+    )
+
+
+def _supports_parts(parts: StateParts, num_tokens: int) -> bool:
+    """Return whether the parts are within the tokens and the blocks have the kernel's dtype."""
+    num_parts, blocks = sum(parts.num_parts), (parts.reads_N, parts.writes_N)
+    return (
+        num_parts <= len(parts.sizes)
+        and sum(parts.sizes) <= num_tokens
+        and all(x_N.dtype == torch.int64 and len(x_N) >= num_parts for x_N in blocks)
     )
 
 
