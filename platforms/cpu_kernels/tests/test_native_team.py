@@ -89,7 +89,7 @@ def test_busy_processes_of_a_case_end_with_the_driver(driver):
                 break
             process.send_signal(signal.SIGCONT)
             time.sleep(0.01)
-        time.sleep(0.1)  # a hog asks for the signal when it starts
+        time.sleep(0.1)  # a hog requests the signal when it starts
     finally:
         process.kill()
         process.wait()
