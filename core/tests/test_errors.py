@@ -53,6 +53,27 @@ def test_plugin_errors_are_not_user_errors():
     assert not issubclass(CapacityError, UserError)
 
 
+@pytest.mark.parametrize(
+    ("message", "parameter", "expected", "name"),
+    [
+        ("prompt is empty.", "prompt", "documents[1] is empty.", "documents[1]"),
+        ("the prompt is empty.", "prompt", "documents[1]: the prompt is empty.", "documents[1]"),
+        ("priority is 1.5.", "priority", "priority is 1.5.", "priority"),
+    ],
+)
+def test_an_error_of_a_prompt_gets_the_name_of_the_text(message, parameter, expected, name):
+    error = RequestError(message, parameter=parameter).with_name("documents[1]")
+    assert (str(error), error.parameter) == (expected, name)
+
+
+def test_an_error_of_another_parameter_gets_the_name_of_the_argument():
+    error = RequestError("params must be SamplingParams.", parameter="params")
+    renamed = error.with_name("sampling_params", replaced="params")
+    assert str(renamed) == "sampling_params must be SamplingParams."
+    assert renamed.parameter == "sampling_params"
+    assert error.with_name("documents[1]") is error
+
+
 def test_the_class_tree_in_the_docstring_names_every_error():
     missing = [cls.__name__ for cls in ALL if cls.__name__ not in errors.__doc__]
     assert not missing

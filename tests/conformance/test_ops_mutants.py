@@ -252,6 +252,18 @@ def test_the_suite_tests_only_the_operations_that_ops_override():
     assert not list(ops_cases(Ops, HOST))
 
 
+def test_a_case_creates_the_provider_when_it_runs():
+    class NeedsDevice(FakeOps):
+        def __init__(self):
+            raise AssertionError("there is no device")
+
+    cases = list(ops_cases(NeedsDevice, HOST, dtypes=("float32",)))
+    assert {"layer_norm in float32", "scale in float32"} <= {case.name for case in cases}
+    for case in cases:
+        with pytest.raises(AssertionError, match="there is no device"):
+            case.run()
+
+
 def test_the_chi_squared_statistic_has_the_expected_mean():
     assert chi_squared([25, 25, 50], [0.25, 0.25, 0.5]) == pytest.approx(-1.0)
     assert chi_squared([60, 40], [0.5, 0.5]) == pytest.approx((4 - 1) / 2**0.5)

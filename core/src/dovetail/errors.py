@@ -64,17 +64,17 @@ class RequestError(UserError):
         super().__init__(message)
         self.parameter = parameter
 
-    def with_prompt_name(self, name: str) -> RequestError:
-        """Return the error with `name` instead of "prompt".
+    def with_name(self, name: str, *, replaced: str = "prompt") -> RequestError:
+        """Return the error with `name` instead of the parameter `replaced`.
 
-        name: the argument or field that contains the prompt, such as "documents[1]". Errors of
-        other parameters are returned unchanged.
+        name: the caller's argument or field, such as "documents[1]". Errors of other parameters are
+        returned unchanged.
         """
-        if self.parameter != "prompt":
+        if self.parameter != replaced:
             return self
         message = str(self)
-        if message.startswith("prompt"):
-            return RequestError(name + message.removeprefix("prompt"), parameter=name)
+        if message.startswith(replaced):
+            return RequestError(name + message.removeprefix(replaced), parameter=name)
         return RequestError(f"{name}: {message}", parameter=name)
 
 

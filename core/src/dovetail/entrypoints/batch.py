@@ -45,12 +45,12 @@ def run_batch(
     rejected: Mapping[str, RequestError] = {}
     try:
         rejected = {
-            request_id: _with_argument_name(error)
+            request_id: error.with_name("sampling_params", replaced="params")
             for request_id, error in engine.add_requests(requests).items()
         }
         if names:
             rejected = {
-                request.request_id: rejected[request.request_id].with_prompt_name(name)
+                request.request_id: rejected[request.request_id].with_name(name)
                 for request, name in zip(requests, names, strict=True)
                 if request.request_id in rejected
             }
@@ -74,13 +74,6 @@ def run_batch(
             "by another caller of this engine's step(); do not call step() during LLM.generate."
         )
     return [results[request.request_id] for request in requests]
-
-
-def _with_argument_name(error: RequestError) -> RequestError:
-    """Return the error with `sampling_params`, as in `LLM.generate`, instead of `params`."""
-    if error.parameter != "params":
-        return error
-    return RequestError(f"sampling_{error}", parameter="sampling_params")
 
 
 def _first_rejection(

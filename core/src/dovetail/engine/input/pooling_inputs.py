@@ -72,7 +72,7 @@ class PoolingInputs:
         try:
             token_ids, start = guarded("prompt", lambda: tokenizer.encode_pair(first, second))
         except RequestError as error:
-            raise error.with_prompt_name(names[1]) from None
+            raise error.with_name(names[1]) from None
         if keep_first is not None:
             token_ids = list(self._cut(token_ids, keep_first, is_text=True))
         return token_ids, start if start < len(token_ids) else 0

@@ -94,7 +94,7 @@ class AsyncPoolingMethods:
             try:
                 return await self.encode(prompt, params, priority=priority, timeout_s=timeout_s)
             except RequestError as error:
-                raise error.with_prompt_name(name) from None
+                raise error.with_name(name) from None
 
         async def score_pair(index: int) -> PoolingRequestOutput:
             token_ids, start = await self._encode_pair(pairs, index, params.truncate_prompt_tokens)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.ops import Ops, overridden_operations
+from dovetail.interfaces.ops import Ops
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import exact, expect_close, random_tensor
 from dovetail_devkit.expectation import expect
+from dovetail_devkit.ops.operation_cases import operation_cases
 
 if TYPE_CHECKING:
     import torch
@@ -34,16 +34,13 @@ APPROXIMATE = 2.0
 def elementwise_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
-    """Yield the cases of these operations that the class overrides."""
+    """Return the cases of these operations that the class overrides."""
     checks = {
         "gelu_tanh_and_mul": _check_gelu,
         "scale": _check_scale,
         "soft_cap": _check_soft_cap,
     }
-    overridden = overridden_operations(ops_cls)
-    for (name, check), dtype in product(checks.items(), tuple(dtypes)):
-        if name in overridden:
-            yield Case(name=f"{name} in {dtype}", run=partial(check, ops_cls(), device, dtype))
+    return operation_cases(checks, ops_cls, device, dtypes=dtypes)
 
 
 def exact_gelu_tanh(x: torch.Tensor) -> torch.Tensor:

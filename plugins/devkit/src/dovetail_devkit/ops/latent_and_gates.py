@@ -10,14 +10,13 @@ position, R rotary features, I input and O output features of a head.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.ops import LatentWeights, Ops, overridden_operations
+from dovetail.interfaces.ops import LatentWeights, Ops
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import exact, expect_close, random_tensor
 from dovetail_devkit.expectation import expect
+from dovetail_devkit.ops.operation_cases import operation_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ SLACK = 4.0
 def latent_and_gate_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
-    """Yield the cases of these operations that the class overrides."""
+    """Return the cases of these operations that the class overrides."""
     checks = {
         "offset_rms_norm": _check_norm,
         "add_offset_rms_norm": _check_add_norm,
@@ -45,10 +44,7 @@ def latent_and_gate_cases(
         "head_linear": _check_heads,
         "latent_inputs": _check_latent,
     }
-    overridden = overridden_operations(ops_cls)
-    for (name, check), dtype in product(checks.items(), tuple(dtypes)):
-        if name in overridden:
-            yield Case(name=f"{name} in {dtype}", run=partial(check, ops_cls(), device, dtype))
+    return operation_cases(checks, ops_cls, device, dtypes=dtypes)
 
 
 class _Maker:

@@ -7,14 +7,14 @@ Dimensions: T tokens, D features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.ops import Ops, overridden_operations
+from dovetail.interfaces.ops import Ops
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import exact, expect_close, random_tensor
 from dovetail_devkit.expectation import expect
+from dovetail_devkit.ops.operation_cases import operation_cases
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +28,9 @@ OFFSET = 30.0
 def layer_norm_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
-    """Yield the cases of `layer_norm` and `add_layer_norm` that the class overrides."""
+    """Return the cases of `layer_norm` and `add_layer_norm` that the class overrides."""
     checks = {"layer_norm": _check_norm, "add_layer_norm": _check_add}
-    for name, dtype in product(sorted(checks.keys() & overridden_operations(ops_cls)), dtypes):
-        run = partial(checks[name], ops_cls, device, dtype)
-        yield Case(name=f"{name} in {dtype}", run=run)
+    return operation_cases(checks, ops_cls, device, dtypes=dtypes)
 
 
 class _Arguments:
@@ -60,10 +58,9 @@ def _exact_norm(
     return y if bias_D is None else y + exact(bias_D)
 
 
-def _check_norm(ops_cls: type[Ops], device: torch.device, dtype: str) -> None:
+def _check_norm(ops: Ops, device: torch.device, dtype: str) -> None:
     import torch
 
-    ops = ops_cls()
     for shape in SHAPES:
         given = _Arguments(shape, dtype, device)
         view = given.wide[..., shape[-1] : 2 * shape[-1]]
@@ -77,10 +74,9 @@ def _check_norm(ops_cls: type[Ops], device: torch.device, dtype: str) -> None:
             expect(torch.equal(x, before), f"{what} must not change its input")
 
 
-def _check_add(ops_cls: type[Ops], device: torch.device, dtype: str) -> None:
+def _check_add(ops: Ops, device: torch.device, dtype: str) -> None:
     import torch
 
-    ops = ops_cls()
     for shape in SHAPES:
         given = _Arguments(shape, dtype, device)
         # The sum is rounded to the dtype first; the norm is computed from the rounded sum.
