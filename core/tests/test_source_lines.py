@@ -12,12 +12,14 @@ from dovetail.plugins.loading import Origin, load_target, no_source_lines
 
 PLUGIN = """
 import inspect, sys
+from inspect import getframeinfo
 from dovetail.plugins.loading import no_source_lines
 
 class Part:
     with no_source_lines():
         inner = inspect.getframeinfo(sys._getframe())
     position = inspect.getframeinfo(sys._getframe())
+    lines = inspect.stack()[0].code_context
 """
 IMPORT_TORCH = """
 import inspect
@@ -40,9 +42,13 @@ def test_imported_plugins_get_positions_without_source_lines(
     original = inspect.getframeinfo
     part = load_target("plugin_with_position:Part", Origin(reference="part"))
     position = vars(part)["position"]
-    assert (position.filename, position.lineno, position.code_context) == (str(file), 8, None)
+    assert (position.filename, position.lineno, position.code_context) == (str(file), 9, None)
     assert vars(part)["inner"].code_context is None
     assert inspect.getframeinfo is original
+    # A call that states the number of lines gets them, and so does every call after the import.
+    assert vars(part)["lines"] == ["    lines = inspect.stack()[0].code_context\n"]
+    kept = sys.modules["plugin_with_position"].getframeinfo
+    assert kept(sys._getframe()).code_context == original(sys._getframe(), 1).code_context
 
 
 def test_source_lines_are_available_after_an_import_that_fails(

@@ -14,10 +14,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType, TracebackType
 
 from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 
@@ -26,7 +25,6 @@ MANY_OBJECTS = 10_000
 """If a block creates this many objects, `paused_garbage_collection` moves them."""
 
 _getframeinfo = inspect.getframeinfo
-_getframeposition = partial(inspect.getframeinfo, context=0)
 
 LOCAL_PREFIX = "dovetail_local_"
 """Prefix of the names of modules that are loaded from a path."""
@@ -74,10 +72,11 @@ def paused_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def no_source_lines() -> Iterator[None]:
-    """Let `inspect.getframeinfo` return no source lines in a `with` block.
+    """Let `inspect.getframeinfo` return source lines only on request in a `with` block.
 
     The import of torch needs the position of each custom operator. To find the source lines,
-    which torch does not use, `inspect` would resolve the paths of all imported modules.
+    which torch does not use, `inspect` would resolve the paths of all imported modules. A call that
+    states the number of lines, such as that of `inspect.stack`, is not changed.
     """
     if inspect.getframeinfo is not _getframeinfo:  # an outer block, or another library's function
         yield
@@ -88,6 +87,15 @@ def no_source_lines() -> Iterator[None]:
     finally:
         if inspect.getframeinfo is _getframeposition:
             inspect.getframeinfo = _getframeinfo
+
+
+def _getframeposition(
+    frame: FrameType | TracebackType, context: int | None = None
+) -> inspect.Traceback:
+    if context is None:
+        # A module may keep this function after the block, by `from inspect import getframeinfo`.
+        context = 0 if inspect.getframeinfo is _getframeposition else 1
+    return _getframeinfo(frame, context)
 
 
 def load_target(target: str, origin: Origin) -> object:
