@@ -1,7 +1,6 @@
 """Fixtures of the CPU platform's tests: checkpoints of first-party and third-party models."""
 
 import json
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ OUTSIDE_SHAPES = {
 @pytest.fixture(autouse=True)
 def same_threads(monkeypatch):
     """Keep the threads as they were, and forget engines of other tests that were not deleted."""
-    monkeypatch.setattr(sharing, "_numbers", WeakKeyDictionary())
+    monkeypatch.setattr(sharing, "_numbers", {})
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

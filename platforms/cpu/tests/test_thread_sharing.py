@@ -1,6 +1,7 @@
 """Two engines of one process share their threads: different numbers are reported."""
 
 import gc
+import os
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail_cpu import runtime
 from dovetail_cpu.runtime import CPURuntime
+from dovetail_cpu.threads import sharing
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 
@@ -68,6 +70,30 @@ def test_a_deleted_runtime_with_a_reference_cycle_has_no_threads(activate):
         assert activate(1)[1] == []
     finally:
         gc.enable()
+
+
+def test_a_forked_child_has_no_threads_of_its_parents_engines(activate):
+    first, _ = activate(3)
+    if not (pid := os.fork()):
+        os._exit(len(sharing._numbers))
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert list(sharing._numbers.values()) == [3]
+    first.release()
+
+
+def test_a_finalizer_may_shut_an_engine_down_while_another_one_starts(activate, monkeypatch):
+    first, _ = activate(3)
+
+    class Collecting(dict):
+        """Runs the finalizer when the numbers of threads are read."""
+
+        def copy(self):
+            numbers = super().copy()
+            first.release()
+            return numbers
+
+    monkeypatch.setattr(sharing, "_numbers", Collecting(sharing._numbers))
+    assert activate(1)[1] == []
 
 
 def test_shutting_an_engine_down_releases_its_threads(tmp_path, activate):

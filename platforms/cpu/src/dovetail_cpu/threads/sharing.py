@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
+import os
+import weakref
 from collections.abc import Set
-from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
 
-_numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-_lock = threading.Lock()
+_numbers: dict[weakref.ref[object], int] = {}
+"""Numbers of threads by engine. There is no lock, because a finalizer of any object may shut an
+engine down, and so call `leave_team`, while this thread is in this module."""
+
+# A forked child has none of its parent's threads.
+os.register_at_fork(after_in_child=lambda: _numbers.clear())
 
 
 def join_team(user: object, num_threads: int) -> None:
     """Record that `user` has set the number of threads. Warn if it differs from another user's."""
-    with _lock:
-        _numbers[user] = num_threads
+    _numbers[weakref.ref(user, lambda reference: _numbers.pop(reference, None))] = num_threads
     if _others(num_threads):
         # A deleted engine has reference cycles, so it may not be freed yet.
         gc.collect()
@@ -36,11 +39,9 @@ def join_team(user: object, num_threads: int) -> None:
 
 def leave_team(user: object) -> None:
     """Record that `user` computes no more. May be called twice."""
-    with _lock:
-        _numbers.pop(user, None)
+    _numbers.pop(weakref.ref(user), None)
 
 
 def _others(num_threads: int) -> Set[int]:
     """Return the other numbers of threads that are in use."""
-    with _lock:
-        return set(_numbers.values()) - {num_threads}
+    return set(_numbers.copy().values()) - {num_threads}
