@@ -214,7 +214,9 @@ ROUNDED = frozenset(
 
 STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
 """Operations of recurrent models. In torch, they may not be batch-invariant."""
-RECURRENCE_OPERATIONS = frozenset({"plain_causal_conv", "gated_recurrence", "head_linear"})
+RECURRENCE_OPERATIONS = frozenset(
+    {"plain_causal_conv", "gated_recurrence", "head_linear", "gelu_tanh_and_mul"}
+)
 """Operations of layers with gated recurrences. In torch, they may not be batch-invariant."""
 LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
 """Operations of latent attention. In torch, they may not be batch-invariant."""
