@@ -4,14 +4,18 @@ import os
 import signal
 import stat
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError
 from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache import packed_file
 from dovetail_cpu.packed_cache.folder import (
     CACHE_VARIABLE,
     ENDING,
@@ -255,6 +259,38 @@ def test_numbers_of_the_index_that_are_not_finite_are_rejected(tmp_path):
     (tmp_path / "one").write_bytes(header + index)
     with pytest.raises(PackedFileError, match="cannot be parsed"):
         read(tmp_path / "one")
+
+
+VERIFYING_AT_EXIT = """
+import sys, time
+from dovetail_cpu.packed_cache import packed_file, prefetch
+
+class SlowChecksums:
+    crc32 = staticmethod(lambda form: time.sleep(1000))
+
+with open(sys.argv[1], "rb") as file:
+    mapped = packed_file.map_packed(file.fileno())
+packed_file.zlib = SlowChecksums
+prefetch.PackedPrefetch(mapped, num_threads=3)
+"""
+
+
+@pytest.mark.costly
+def test_the_exit_of_the_interpreter_does_not_wait_for_checksums(path):
+    """An engine that fails to start does not take its prefetched weights."""
+    subprocess.run([sys.executable, "-c", VERIFYING_AT_EXIT, path], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_error_of_any_thread_ends_the_verification(path, num_threads, monkeypatch):
+    def fail_for_a(form):
+        if len(form) == len(FORMS["a"]):
+            raise MemoryError
+        return zlib.crc32(form)
+
+    monkeypatch.setattr(packed_file, "zlib", SimpleNamespace(crc32=fail_for_a))
+    with path.open("rb") as file, pytest.raises(MemoryError):
+        read_packed(file.fileno(), KEY, num_threads=num_threads)
 
 
 def test_prefetched_weights_are_not_used_if_the_verification_has_no_memory(path, monkeypatch):

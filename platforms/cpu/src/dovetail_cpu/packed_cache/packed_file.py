@@ -15,9 +15,11 @@ import json
 import mmap
 import os
 import struct
+import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,24 +81,39 @@ class PackedFile:
     def verify(self, num_threads: int, *, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Read all packed weights. Raise PackedFileError if a checksum is wrong, or if cancelled.
 
-        Creates `num_threads` threads for the checksums.
+        num_threads: how many threads compute checksums, with the calling thread. The exit of the
+        interpreter does not wait for the others.
         """
         # The largest first: otherwise one thread verifies a large last entry alone.
-        order = sorted(self.forms, key=lambda name: -len(self.forms[name]))
+        names = deque(sorted(self.forms, key=lambda name: -len(self.forms[name])))
+        errors: list[BaseException] = []
 
-        def is_valid(name: str) -> bool:
-            if is_cancelled():
-                raise PackedFileError("the verification was cancelled")
-            return zlib.crc32(self.forms[name]) == self.checksums[name]
-
-        with ThreadPoolExecutor(num_threads) as pool:
+        def work() -> None:
             try:
-                results = pool.map(is_valid, order)
-            except RuntimeError:  # the limit on threads may be reached
-                results = map(is_valid, order)
-            for name, valid in zip(order, results, strict=True):
-                if not valid:
-                    raise PackedFileError(f"the checksum of {name} is wrong")
+                while names and not errors:
+                    self._verify_entry(names.popleft(), is_cancelled)
+            except IndexError:  # another thread took the last name
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+        threads = []
+        with suppress(RuntimeError):  # the limit on threads may be reached
+            for _ in range(num_threads - 1):
+                thread = threading.Thread(target=work, name="dovetail-checksums", daemon=True)
+                thread.start()
+                threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _verify_entry(self, name: str, is_cancelled: Callable[[], bool]) -> None:
+        if is_cancelled():
+            raise PackedFileError("the verification was cancelled")
+        if zlib.crc32(self.forms[name]) != self.checksums[name]:
+            raise PackedFileError(f"the checksum of {name} is wrong")
 
 
 def read_packed(
