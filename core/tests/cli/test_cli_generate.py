@@ -53,6 +53,7 @@ def test_stop_strings_end_the_output(spell, capsys) -> None:
     [
         (("--block-size", "0"), "block_size=0 must be an integer from 1 to 4096."),
         (("--max-tokens", "0"), "max_tokens=0 must be an integer from 1 to"),
+        (("--revision", ""), "revision='' must be a branch, tag or commit."),
     ],
 )
 def test_the_error_of_an_option_lists_only_values_that_can_be_typed(

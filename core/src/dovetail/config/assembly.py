@@ -161,7 +161,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
 def _revision(value: object) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
-    raise ConfigError(f"revision={shorten(value)} must be a branch, tag or commit, or None.")
+    raise ConfigError(f"revision={shorten(value)} must be None, or a branch, tag or commit.")
 
 
 def _defaults(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str, str]:
