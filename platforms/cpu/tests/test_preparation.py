@@ -21,6 +21,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 if probe_fast().usable:
     from dovetail_cpu.linear_kernel import Arena
     from dovetail_cpu.native_memory import NativeMemory
+    from dovetail_cpu.preparation import early_memory
     from dovetail_cpu.preparation.early_memory import EarlyMemory
 
 pytest.importorskip("dovetail_models")
@@ -205,6 +206,18 @@ def test_early_memory_is_zeroed_and_its_pages_are_allocated_until_it_is_taken():
     content[1 << 20], content[size - 1] = b"a", b"b"
     memory.forget((1 << 20) + 1)
     assert content[1 << 20] == b"a" and content[(1 << 20) + 4096] == b"\0"
+
+
+@native
+def test_early_memory_that_no_worker_takes_is_released(monkeypatch):
+    """A notebook keeps the exception of a start that failed, and with it the engine's parts."""
+    monkeypatch.setattr(early_memory, "KEPT_S", 0.01)
+    freed, free = [], NativeMemory.__del__
+    monkeypatch.setattr(NativeMemory, "__del__", lambda memory: (freed.append(1), free(memory)))
+    early = EarlyMemory(8 << 20)
+    while not freed:
+        time.sleep(0.001)
+    assert early.take() is None
 
 
 @native

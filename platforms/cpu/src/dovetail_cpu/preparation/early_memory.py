@@ -6,6 +6,8 @@ import threading
 
 from dovetail_cpu.native_memory import NativeMemory
 
+KEPT_S = 30.0
+"""Memory that is allocated but not taken is released after this time: the start has failed."""
 _HUGE_PAGE_BYTES = 2 << 20
 
 
@@ -18,26 +20,28 @@ class EarlyMemory:
 
     def __init__(self, num_bytes: int) -> None:
         """Start the thread. Raise CapacityError if the address space is not available."""
-        self._memory = NativeMemory(num_bytes)
+        self._memory: NativeMemory | None = NativeMemory(num_bytes)
         self.touched_bytes = 0
-        self._is_taken = False
+        self._is_taken = threading.Event()
         self._thread = threading.Thread(
-            target=self._allocate, name="dovetail-early-memory", daemon=True
+            target=self._allocate, args=(self._memory,), name="dovetail-early-memory", daemon=True
         )
         self._thread.start()
 
-    def take(self) -> NativeMemory:
-        """Stop the thread, and return the memory."""
-        self._is_taken = True
+    def take(self) -> NativeMemory | None:
+        """Stop the thread, and return the memory, or None if it was released after `KEPT_S`."""
+        self._is_taken.set()
         self._thread.join()
         return self._memory
 
-    def _allocate(self) -> None:
+    def _allocate(self, memory: NativeMemory) -> None:
         # `madvise` would block the memory allocations of other threads during a page.
-        size = self._memory.num_bytes
-        for start in range(0, size, _HUGE_PAGE_BYTES):
-            if self._is_taken:
+        for start in range(0, memory.num_bytes, _HUGE_PAGE_BYTES):
+            if self._is_taken.is_set():
                 return
-            end = min(start + _HUGE_PAGE_BYTES, size)
-            self._memory.touch(start, end - start)
+            end = min(start + _HUGE_PAGE_BYTES, memory.num_bytes)
+            memory.touch(start, end - start)
             self.touched_bytes = end
+        if not self._is_taken.wait(KEPT_S):
+            # An exception that the program keeps refers to the parts of the failed engine.
+            self._memory = None
