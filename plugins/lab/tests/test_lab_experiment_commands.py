@@ -145,10 +145,12 @@ def test_flags_override_fields_of_the_file(folder, capsys):
         (["--policies", "fcfs", "--trace", "azure:code", "--requests", "9000"], "8,819 rows"),
         (["none.toml", "--policies", "fcfs"], "cannot be read: No such file or directory."),
         (["misspelled.toml", "--trace", "chat"], "Did you mean 'policies'?"),
+        (["workloads.toml", "--policies", "fcfs"], "Did you mean 'workload'?"),
     ],
 )
 def test_an_impossible_comparison_is_rejected(arguments, message, folder, capsys):
     (folder / "misspelled.toml").write_text('policis = ["fcfs"]\n')
+    (folder / "workloads.toml").write_text('[workloads]\ntrace = "chat"\n')
     assert main(["lab", "compare", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 

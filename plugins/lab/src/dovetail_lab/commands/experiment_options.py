@@ -103,7 +103,8 @@ class ExperimentOptions:
         UserError for an invalid field.
         """
         applied = self.apply(fields)
-        if not fields.get("workload") and self.trace is None:
+        are_known = fields.keys() <= ExperimentSpec.model_fields.keys()
+        if are_known and not fields.get("workload") and self.trace is None:
             raise UserError(
                 "no workload is specified. Write --trace chat, or name a trace or an experiment "
                 "file with a workload."
