@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import ContractError, DovetailError, PluginLoadError
 from dovetail.plugins.containment import describe_failure
@@ -50,7 +49,7 @@ def call_plugin_within(
 
     def call() -> None:
         try:
-            question()
+            call_plugin(owner, what, question)
         except BaseException as error:
             errors.append(error)
 
@@ -66,11 +65,7 @@ def call_plugin_within(
             "background."
         )
     if errors:
-        call_plugin(owner, what, partial(_raise, errors[0]))
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+        raise errors[0]
 
 
 def construct(
