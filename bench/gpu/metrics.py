@@ -1,6 +1,6 @@
 """Measures device times of kernels, and prints and stores the metrics of a script.
 
-Each metric of a script is the median of the rounds without the first two.
+Each metric of a script is a median of several rounds after the warm-ups.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from statistics import median
 
 import torch
 
+from gpu.stopwatch import time_calls
+
 NO_GPU = 3
 """Exit code of a script without a GPU."""
-NUM_ROUNDS = 12
+NUM_ROUNDS = 10
 NUM_WARM_UPS = 2
 
 
@@ -32,15 +34,7 @@ class Metric:
 
 def median_s(run: Callable[[], object]) -> float:
     """Return the median time of a call on the device, in seconds."""
-    times = []
-    for _ in range(NUM_ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return median(times[NUM_WARM_UPS:])
+    return median(time_calls(run, "cuda", repeats=NUM_ROUNDS, warm_ups=NUM_WARM_UPS))
 
 
 def graph_s(run: Callable[[], object]) -> float:

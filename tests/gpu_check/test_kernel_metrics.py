@@ -5,7 +5,9 @@ import sys
 
 import pytest
 import torch
-from gpu.metrics import NO_GPU, Metric, report_metrics
+from gpu import metrics as kernel_metrics
+from gpu.metrics import NO_GPU, Metric, median_s, report_metrics
+from gpu.stopwatch import time_calls
 
 
 def metrics(device, small):
@@ -37,3 +39,14 @@ def test_a_script_that_fails_keeps_the_metrics_before_the_failure(run, tmp_path,
 def test_a_script_without_a_gpu_exits_with_its_code(run, words, capsys):
     assert run(*words, has_gpu=bool(words)) == NO_GPU
     assert "bench/gpu/a.py needs a GPU" in capsys.readouterr().out
+
+
+def test_the_time_of_a_call_is_the_median_of_the_rounds_after_the_warm_ups(monkeypatch):
+    calls = []
+
+    def timed(call, device, **options):
+        assert device == "cuda"
+        return [float(len(calls)) for _ in time_calls(call, "fake", **options)]
+
+    monkeypatch.setattr(kernel_metrics, "time_calls", timed)
+    assert median_s(lambda: calls.append(1)) == len(calls) == 12
