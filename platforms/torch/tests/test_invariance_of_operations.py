@@ -10,7 +10,7 @@ from dovetail.interfaces.model import StateTensor
 from dovetail.interfaces.ops import RECURRENCE_OPERATIONS, Ops, overridden_operations
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_torch.batch_invariance import BatchInvariance
-from dovetail_torch.layers import StateLayer
+from dovetail_torch.layers import GeluTanhAndMul, SiluAndMul, StateLayer, TorchOps
 
 
 class EqualOps(FakeOps):
@@ -45,6 +45,30 @@ def test_a_recurrent_layer_may_name_other_operations_that_the_provider_must_guar
     message = f"the ops NoRecurrence, which do not guarantee it for {omitted}"
     with pytest.raises(ConfigError, match=message):
         required.add_states(NoRecurrence, ranks, [layer])
+
+
+def test_the_provider_must_guarantee_gated_gelu_only_for_models_that_use_it():
+    class NoGelu(Ops):
+        batch_invariant = EqualOps.batch_invariant
+
+    for name in overridden_operations(EqualOps) - {"gelu_tanh_and_mul"}:
+        setattr(NoGelu, name, getattr(EqualOps, name))
+    required = BatchInvariance("float32", required=True)
+    context = SimpleNamespace(ops=None)
+    silu, gelu = SiluAndMul(context), GeluTanhAndMul(context)
+    required.add_activations(NoGelu, [silu])
+    required.add_activations(EqualOps, [silu, gelu])
+    message = "models with gated GELU and the ops NoGelu, .* for gelu_tanh_and_mul"
+    with pytest.raises(ConfigError, match=message):
+        required.add_activations(NoGelu, [silu, gelu])
+
+
+def test_ops_without_any_guarantee_are_reported_once(caplog):
+    reported = BatchInvariance("float32", required=False)
+    reported.add("ops", TorchOps)
+    reported.add_activations(TorchOps, [GeluTanhAndMul(SimpleNamespace(ops=None))])
+    reported.report()
+    assert "dtype float32: ops TorchOps. Set" in caplog.text
 
 
 def test_a_warning_names_the_part_of_the_model(caplog):

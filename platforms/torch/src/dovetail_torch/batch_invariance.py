@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
+from torch import nn
+
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AttentionBackend, LinearMethod, Ops, RankGroup
 from dovetail.interfaces.ops import (
@@ -19,6 +21,7 @@ from dovetail.interfaces.ops import (
     overridden_operations,
 )
 from dovetail.plugins.contracts.declared import promises_equal_bits
+from dovetail_torch.layers.activation import GeluTanhAndMul
 from dovetail_torch.layers.attention import Attention, CacheLayer
 from dovetail_torch.layers.state import StateLayer
 
@@ -86,6 +89,15 @@ class BatchInvariance:
                 "tensor_parallel_size=1, or remove batch_invariant."
             )
         self._without.append(f"norms of states on {ranks.size} ranks")
+
+    def add_activations(self, ops: type[Ops], modules: Iterable[nn.Module]) -> None:
+        """Record whether the gated GELU of these modules depends on the batch.
+
+        Raise ConfigError if the guarantee is required, but torch computes it instead of `ops`.
+        """
+        is_known = not promises_equal_bits("ops", ops, self._dtype)  # `add` has recorded the ops
+        if not is_known and any(isinstance(module, GeluTanhAndMul) for module in modules):
+            self._add_operations("gated GELU", ops, {"gelu_tanh_and_mul"})
 
     def _add_operations(self, part: str, ops: type[Ops], operations: Collection[str]) -> None:
         """Record whether `ops` guarantees these operations of a part of the model."""

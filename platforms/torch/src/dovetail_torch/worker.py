@@ -169,6 +169,7 @@ class TorchWorker(WorkerBase):
         self._backend = self._choose_attention() if self._attention_layers else None
         ops_cls = type(self._ops.provider)
         self._invariance.add_attention(self._backend, self._attention_layers.values(), ops_cls)
+        self._invariance.add_activations(ops_cls, self._model.modules())
         if self._has_states:
             self._invariance.add_states(ops_cls, self._ranks, self._layers.values())
         num_bytes = self.load_weights(self._model, self._make_loader())
