@@ -140,14 +140,12 @@ class PoolingMethods:
         from dovetail.entrypoints.batch import rejected_output
 
         _check_options(use_tqdm, on_error)
-        pairs = read_pairs(queries, documents, is_strict=on_error == "raise")
-        maximum = self.llm_engine.config.limits.max_prompts
-        if len(pairs.documents) > maximum:
-            raise RequestError(
-                f"documents has {len(pairs.documents)} strings; at most {maximum} are accepted "
-                "(max_prompts).",
-                parameter="documents",
-            )
+        pairs = read_pairs(
+            queries,
+            documents,
+            max_prompts=self.llm_engine.config.limits.max_prompts,
+            is_strict=on_error == "raise",
+        )
         kind = scoring_kind(self.llm_engine.supported_tasks)
         params = _with_task(pooling_params, kind.value)
         run = partial(self._pool, use_tqdm=use_tqdm, on_error=on_error)

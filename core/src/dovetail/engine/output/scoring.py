@@ -17,7 +17,7 @@ from operator import mul
 from dovetail.errors import RequestError, UserError
 from dovetail.outputs import PoolingOutput, PoolingRequestOutput
 from dovetail.pooling_params import EMBED, SCORE, TOKEN_EMBED
-from dovetail.value_checks import plain_text
+from dovetail.value_checks import plain_text, take_items
 
 Vector = Sequence[float]
 _sumprod: Callable[[Iterable[float], Iterable[float]], float] = getattr(
@@ -84,14 +84,17 @@ class TextPairs:
         return names
 
 
-def read_pairs(queries: object, documents: object, *, is_strict: bool = True) -> TextPairs:
+def read_pairs(
+    queries: object, documents: object, *, max_prompts: int, is_strict: bool = True
+) -> TextPairs:
     """Return the pairs of strings. Raise RequestError, naming the argument, for other types.
 
-    queries: one text for all documents, or one for each. is_strict: whether an entry that is not a
-    string is an error of the whole call, or only of its pairs.
+    queries: one text for all documents, or one for each. max_prompts: maximum number of strings of
+    each argument. is_strict: whether an entry that is not a string is an error of the whole call,
+    or only of its pairs.
     """
-    firsts, first_errors = _texts("queries", queries)
-    seconds, second_errors = _texts("documents", documents)
+    firsts, first_errors = _texts("queries", queries, max_prompts)
+    seconds, second_errors = _texts("documents", documents, max_prompts)
     num_queries = len(firsts)
     check_counts(num_queries, len(seconds))
     if num_queries == 1:
@@ -123,14 +126,15 @@ def check_counts(
     )
 
 
-def _texts(name: str, value: object) -> tuple[list[str], dict[int, RequestError]]:
+def _texts(name: str, value: object, maximum: int) -> tuple[list[str], dict[int, RequestError]]:
     """Return the strings of an argument, and errors by index. Other entries become ""."""
     if isinstance(value, str):
         return [plain_text(value)], {}
     if not isinstance(value, (list, tuple)):
         raise RequestError(f"{name} must be a string or a list of strings.", parameter=name)
     texts, errors = [], {}
-    for index, item in enumerate(value):
+    items = take_items(name, value, maximum, what="strings", limit="max_prompts")
+    for index, item in enumerate(items):
         if not isinstance(item, str):
             entry = f"{name}[{index}]"
             errors[index] = RequestError(f"{entry} must be a string.", parameter=entry)
