@@ -103,11 +103,33 @@ def test_a_policy_that_raises_or_breaks_the_contract_does_not_affect_other_polic
     assert "6 of 12 runs failed" in (folder / "lab-results/report.html").read_text()
 
 
-@pytest.mark.costly
-def test_a_policy_from_a_file_needs_trust_local_code(folder, capsys):
-    command = ["lab", "compare", "--policies", "./mine.py:Mine,fcfs", "--trace", "chat", *SMALL]
-    assert main([*command, "--no-report"]) == 2
-    assert "trust" in capsys.readouterr().err.replace("\n", " ")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare", "--policies", "fcfs,POLICY", "--trace", "chat"],
+        ["compare", "--policies", "POLICY,fcfs", "--trace", "chat"],
+        ["sweep", "POLICY", "--option", "chunk=1,2", "--trace", "chat"],
+        ["sweep", "fcfs", "--option", "chunk=1,2", "--trace", "chat", "--baseline", "POLICY"],
+        ["adversary", "POLICY", "fcfs"],
+        ["adversary", "fcfs", "POLICY"],
+    ],
+)
+@pytest.mark.parametrize(
+    ("policy", "trust", "message"),
+    [
+        ("./mine.py:Mine", [], "pass --trust-local-code"),
+        ("./gone.py:Mine", ["--trust-local-code"], "gone.py' is missing"),
+        ("sarathy", [], "Did you mean 'sarathi'?"),
+    ],
+)
+def test_a_policy_that_no_run_can_load_is_rejected_before_the_first_run(
+    command, policy, trust, message, folder, capsys
+):
+    words = [word.replace("POLICY", policy) for word in command]
+    assert main(["lab", *words, *trust]) == 2
+    error = capsys.readouterr().err.replace("\n", " ")
+    assert message in error and "0 of " not in error  # the first line of the progress
+    assert not (folder / "lab-results").exists()
 
 
 @pytest.mark.costly

@@ -14,6 +14,7 @@ from dovetail_lab.commands.experiment_options import (
     ExperimentOptions,
     RunFlags,
 )
+from dovetail_lab.commands.policy_check import check_policies
 from dovetail_lab.experiments.experiment import RunOptions
 from dovetail_lab.output_errors import output_errors
 from dovetail_lab.searches.adversary import Trial, search_adversary
@@ -48,6 +49,7 @@ def adversary(
         "workload": {"synthetic": "chat", "num_requests": 300},
     }
     spec = experiment.make_spec(fields)
+    check_policies((against, policy), trust_local_code=run.trust_local_code)
     best = [float("-inf")]
 
     def show(number: int, trial: Trial) -> None:

@@ -11,8 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
-from dovetail.errors import PluginNotFoundError, UserError
-from dovetail.plugins import PluginRegistry
+from dovetail.errors import UserError
 from dovetail_lab.commands.experiment_options import (
     DEFAULT_OPTIONS,
     DEFAULT_RUN,
@@ -22,6 +21,7 @@ from dovetail_lab.commands.experiment_options import (
     RunFlags,
     progress_bar,
 )
+from dovetail_lab.commands.policy_check import check_policies
 from dovetail_lab.experiments.experiment import RunOptions, run_experiment
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.experiments.results import Results
@@ -54,7 +54,9 @@ def compare(
 ) -> int:
     """Compare scheduling policies on the same workloads, with paired statistics."""
     spec = experiment_spec(file, policies, experiment)
-    _check_names(spec)
+    check_policies(
+        (policy.policy for policy in spec.policies), trust_local_code=run.trust_local_code
+    )
     if report:
         _require_matplotlib()
     with progress_bar(spec.name) as show:
@@ -94,21 +96,6 @@ def experiment_spec(
             "no policies are specified. Write --policies fcfs,vtc or name an experiment file."
         )
     return experiment.make_spec(fields)
-
-
-def _check_names(spec: ExperimentSpec) -> None:
-    """Raise PluginNotFoundError for a policy that is named but not installed, before any run."""
-    registry = PluginRegistry()
-    for policy in spec.policies:
-        if ":" in policy.policy:  # a class, which is imported in a worker process only
-            continue
-        try:
-            registry.describe("scheduler", policy.policy)
-        except PluginNotFoundError as rejection:
-            try:
-                registry.describe("policy", policy.policy)
-            except PluginNotFoundError:
-                raise rejection from None
 
 
 def print_results(results: Results) -> None:

@@ -16,6 +16,7 @@ from dovetail_lab.commands.experiment_options import (
     one_load,
     progress_bar,
 )
+from dovetail_lab.commands.policy_check import check_policies
 from dovetail_lab.experiments.experiment import RunOptions
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.output_errors import output_errors
@@ -45,6 +46,7 @@ def sweep_options(
         raise UserError("an option occurs twice; write all of its values in one --option.")
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
     spec = one_load(experiment.make_spec(fields))
+    check_policies((baseline, policy), trust_local_code=run.trust_local_code)
     with progress_bar(spec.name) as show:
         result = sweep(
             spec,
