@@ -1,10 +1,12 @@
 import dataclasses
+import inspect
 import math
 
 import pytest
 
 from dovetail.errors import RequestError, UserError
-from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
+from dovetail.pooling_params import PoolingParams
+from dovetail.sampling_params import ReasoningParams, SamplingParams, StructuredOutputsParams
 
 
 def test_the_default_parameters_are_valid_and_sample_randomly():
@@ -79,6 +81,45 @@ def test_structured_output_without_an_end_token_is_rejected():
         SamplingParams(structured_outputs=section, ignore_eos=True)
     assert rejection.value.parameter == "structured_outputs"
     SamplingParams(structured_outputs=section, ignore_eos=True, stop_token_ids=[3])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: SamplingParams(temprature=1),
+            "SamplingParams has no parameter 'temprature'. Did you mean 'temperature'?",
+        ),
+        (
+            lambda: dataclasses.replace(SamplingParams(), topp=0.5),
+            "SamplingParams has no parameter 'topp'. Did you mean 'top_p'?",
+        ),
+        (
+            lambda: ReasoningParams(end="x", budgett=5),
+            "ReasoningParams has no parameter 'budgett'. Did you mean 'budget'?",
+        ),
+        (
+            lambda: PoolingParams(dimension=5),
+            "PoolingParams has no parameter 'dimension'. Did you mean 'dimensions'?",
+        ),
+        (
+            lambda: StructuredOutputsParams(zz=5),
+            "structured_outputs has no parameter 'zz'. Parameters: json, json_object, regex, "
+            "choice, grammar, structural_tag.",
+        ),
+    ],
+)
+def test_an_unknown_parameter_is_rejected_with_the_most_similar_name(make, message):
+    with pytest.raises(RequestError) as rejection:
+        make()
+    assert str(rejection.value) == message
+    assert rejection.value.parameter == message.split("'")[1]
+
+
+def test_the_constructors_keep_their_signatures():
+    assert "temperature" in inspect.signature(SamplingParams).parameters
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(1)
 
 
 REFUSED = [

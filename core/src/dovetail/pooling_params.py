@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.errors import RequestError
-from dovetail.value_checks import check_flag, check_integer, invalid
+from dovetail.value_checks import check_flag, check_integer, invalid, with_known_names
 
 EMBED = "embed"
 TOKEN_EMBED = "token_embed"
@@ -24,6 +24,7 @@ WHOLE_LENGTH = -1
 """The value of `truncate_prompt_tokens` that stands for the model's maximum length."""
 
 
+@with_known_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """The pooling parameters of a request. Frozen, and checked at construction.

@@ -16,6 +16,7 @@ from dovetail.value_checks import (
     check_flag,
     check_ids,
     check_integer,
+    check_names,
     check_number,
     check_strings,
     check_text,
@@ -25,6 +26,7 @@ from dovetail.value_checks import (
     take_ids,
     take_items,
     take_strings,
+    with_known_names,
 )
 
 MAX_N = 1024
@@ -44,7 +46,6 @@ MAX_EXTRA_ARGS_BYTES = 2**18
 
 GREEDY_BELOW = 1e-5
 """With a lower temperature sampling is greedy, because dividing logits by it could overflow."""
-
 
 MAX_GRAMMAR_CHARS = 2**18
 """Maximum length of a grammar in characters."""
@@ -87,9 +88,7 @@ class StructuredOutputsParams:
         """
         params = {name: value for name, value in params.items() if value is not None}
         parameter = "structured_outputs"
-        if unknown := params.keys() - GRAMMAR_FORMS.keys():
-            name = min(map(str, unknown))
-            raise invalid(f"{parameter}.{name}", params[name], f"one of {', '.join(GRAMMAR_FORMS)}")
+        check_names(parameter, params, tuple(GRAMMAR_FORMS))
         if len(params) + (form is not None or text is not None) != 1:
             names = ", ".join(params) or "none"
             raise RequestError(
@@ -108,6 +107,7 @@ class StructuredOutputsParams:
         object.__setattr__(self, "text", text)
 
 
+@with_known_names
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParams:
     """How the reasoning before an answer begins and ends. Frozen, and checked at construction.
@@ -134,6 +134,7 @@ class ReasoningParams:
         check_integer("reasoning.budget", self.budget, 0, MAX_TOKENS, optional=True)
 
 
+@with_known_names
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The sampling parameters of a request. Frozen, and checked at construction.
@@ -229,10 +230,7 @@ class SamplingParams:
         return self.stop or ()  # type: ignore[return-value]  # normalized at construction
 
     def validate(self) -> None:
-        """Raise RequestError for the first field out of its bounds.
-
-        The constructor calls it, and the engine calls it again for every request.
-        """
+        """Raise RequestError for the first invalid field. The engine calls it for each request."""
         self._check_numbers()
         self._check_lists()
         self._check_contradictions()

@@ -6,13 +6,16 @@ that is not a built-in, and raises RequestError with the parameter. Standard lib
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from typing import Any, TypeVar
 
-from dovetail.errors import RequestError
+from dovetail.errors import RequestError, nearest
 
+C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 80
@@ -74,6 +77,37 @@ def invalid(parameter: str, value: object, expected: str) -> RequestError:
     expected: a description of the accepted values, for the message.
     """
     return RequestError(f"{parameter}={shorten(value)} must be {expected}.", parameter=parameter)
+
+
+def check_names(owner: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise RequestError for the first name that is not in `known`, with the most similar name.
+
+    owner: the class or field that has the names.
+    """
+    for name in map(plain_text, names):
+        if name not in known:
+            hint = nearest(name, known) or f" Parameters: {', '.join(known)}."
+            raise RequestError(
+                f"{owner} has no parameter {shorten(name)}.{hint}",
+                parameter=name[:MAX_SHOWN_CHARS],
+            )
+
+
+def with_known_names(cls: C) -> C:
+    """Make the constructor of a dataclass raise RequestError for an unknown parameter."""
+    construct = cls.__init__  # type: ignore[misc]  # of this class, not of a subclass
+    known = [parameter.name for parameter in fields(cls)]
+
+    @functools.wraps(construct)
+    def explain(self: object, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except TypeError:  # checked here, because most calls have only known names
+            check_names(cls.__name__, kwargs, known)
+            raise
+
+    type.__setattr__(cls, "__init__", explain)
+    return cls
 
 
 def check_integer(
