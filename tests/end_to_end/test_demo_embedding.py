@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, PoolingParams
+from dovetail.cli import main
 from dovetail.errors import RequestError
 
 sentences = pytest.importorskip("dovetail_demo_model.sentences")
@@ -32,6 +33,12 @@ def model():
 def embed(llm, texts, **params):
     outputs = llm.embed(texts, PoolingParams(**params), use_tqdm=False)
     return [output.outputs.embedding for output in outputs]
+
+
+def test_a_chat_with_an_embedding_model_is_rejected_before_the_engine_starts(capsys):
+    assert main(["chat", "--model", "demo-embedding"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "demo-embedding is a pooling model, which cannot generate text." in message
 
 
 @pytest.mark.costly

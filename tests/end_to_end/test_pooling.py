@@ -102,10 +102,11 @@ def test_a_truncated_text_keeps_its_first_tokens_and_the_last_special_token(enco
 
 
 def test_a_pooling_model_rejects_text_generation(encoder):
-    with pytest.raises(
-        UserError, match="does not support text generation; it supports: embed, token_embed"
-    ):
+    message = "does not support text generation; it supports: embed, token_embed"
+    with pytest.raises(UserError, match=message):
         encoder.generate("w1", use_tqdm=False)
+    with pytest.raises(UserError, match=message):
+        encoder.chat([{"role": "user", "content": "w1"}], use_tqdm=False)
 
 
 @pytest.mark.costly

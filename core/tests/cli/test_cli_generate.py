@@ -136,6 +136,12 @@ def test_invalid_arguments_are_reported_in_at_most_three_lines(
     assert len(captured.err.splitlines()) <= 3
 
 
+@pytest.mark.parametrize("arguments", [["generate", "x"], ["chat"]])
+def test_invalid_sampling_options_are_reported_before_the_model_is_read(arguments, capsys) -> None:
+    assert main([*arguments, "--model", "nowhere", "--top-p", "2"]) == 2
+    assert "top_p=2.0 must be above 0 and at most 1." in capsys.readouterr().err
+
+
 @pytest.mark.clock
 @pytest.mark.parametrize(
     ("arguments", "output"),

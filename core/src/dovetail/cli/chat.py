@@ -113,12 +113,18 @@ def _check_remote(engine: OptionalModelOptions, chat_template: Path | None) -> N
 def _chat_in_process(
     engine: OptionalModelOptions, sampling: SamplingOptions, system: str, template: str | None
 ) -> None:
-    args = engine_args(engine)
+    sampling.check()
     TemplateRenderer().start_child()
+    config = engine_args(engine).create_engine_config()
+    if config.model.pooler:
+        raise ConfigError(
+            f"The model {config.model.served_model_name} is a pooling model, which cannot generate "
+            "text. Choose a model for chat, or compute embeddings with dovetail serve or LLM.embed."
+        )
     with paused_garbage_collection():
         from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
-    llm = LLMEngine.from_engine_args(args)
+    llm = LLMEngine(config)
     try:
         params = sampling.apply_to(llm.default_sampling_params(), max_tokens=MAX_TOKENS)
         session = ChatSession(llm, params, system=system, chat_template=template)

@@ -51,6 +51,7 @@ def generate(
         raise ConfigError(
             "No prompt was given; write prompts after the options, or use --prompts-file FILE."
         )
+    sampling.check()
     outputs = _answer(engine_args(engine), sampling, all_prompts, chat=chat)
     shown = [
         replace(output, prompt=text) for output, text in zip(outputs, all_prompts, strict=True)

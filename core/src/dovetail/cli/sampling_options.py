@@ -71,6 +71,10 @@ class SamplingOptions:
         """
         return replace(params, **{"max_tokens": max_tokens, **self._values()})
 
+    def check(self) -> None:
+        """Raise RequestError for an invalid option, before a model is loaded."""
+        replace(SamplingParams(), **self._values())
+
     def given(self) -> dict[str, Any]:
         """Return the options that were set."""
         return {name: value for name, value in self._values().items() if value is not False}

@@ -123,6 +123,7 @@ class LLM(PoolingMethods):
         from dovetail.entrypoints.chat_messages import constrain_chat, read_chat_tools, read_outputs
 
         check_choice("on_error", on_error, ("raise", "return"))
+        self.llm_engine.front.check_can_generate()
         use = read_chat_tools(tools, tool_choice, parallel_tool_calls)
         render = self._chat_renderer(
             chat_template, chat_template_kwargs, add_generation_prompt, use.shown
