@@ -106,6 +106,21 @@ def test_a_resumed_batch_executes_only_the_lines_without_a_record(
     ]
 
 
+def test_a_complete_batch_is_resumed_without_a_server(run, files, serve):
+    source, output = files
+    write(source, line("a"))
+    server, _ = serve()
+    with server as url:
+        code, _, messages = run("run-batch", source, output, "--url", url)
+    assert code == 0 and "1 of 1 line, 0 failed" in messages
+    assert "1 line: 1 succeeded, 0 failed." in messages
+    code, _, messages = run("run-batch", source, output, "--model", "nowhere", "--resume")
+    assert code == 0 and "1 line, 1 of them earlier: 1 succeeded, 0 failed." in messages
+    write(source, line("other"))
+    code, _, messages = run("run-batch", source, output, "--model", "nowhere", "--resume")
+    assert code == 2 and "'other'" in messages
+
+
 def test_an_output_file_of_a_different_input_is_not_continued(run, files, serve):
     source, output = files
     server, _ = serve()

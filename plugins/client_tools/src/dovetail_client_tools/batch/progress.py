@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+def count_lines(number: int) -> str:
+    """Return a number of lines as text: "1 line", "2 lines"."""
+    return f"{number:,} line" if number == 1 else f"{number:,} lines"
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that shows progress."""
@@ -53,7 +58,7 @@ def _line_printer(console: Console) -> Callable[[Progress], None]:
         if tenth > last_tenth:
             last_tenth = tenth
             console.print(
-                f"{progress.num_done:,} of {progress.num_lines:,} lines, "
+                f"{progress.num_done:,} of {count_lines(progress.num_lines)}, "
                 f"{progress.num_failed:,} failed",
                 highlight=False,
             )

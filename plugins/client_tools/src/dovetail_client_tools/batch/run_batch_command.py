@@ -85,7 +85,8 @@ def run_batch(
         raise ConfigError("--output-file is the input file. Use another file.")
     output = OutputFile(output_file, mode)
     try:
-        source = _source(server, batch.timeout_s, engine)
+        remains = any(line.number not in output.done for line in lines.lines())
+        source = _source(server, batch.timeout_s, engine) if remains else _nothing
         with progress_bar() as show:
             done = asyncio.run(_execute(source, lines, output, batch.concurrency, show))
     except ConfigError as error:
@@ -137,6 +138,12 @@ def _source(server: Server | None, timeout_s: float, engine: OptionalModelOption
 
 
 @asynccontextmanager
+async def _nothing() -> AsyncIterator[Any]:
+    """Start no engine, because every line has a record."""
+    yield None
+
+
+@asynccontextmanager
 async def _remote(server: Server, timeout_s: float) -> AsyncIterator[Any]:
     from dovetail_client_tools.batch.remote_calls import RemoteCalls
 
@@ -177,10 +184,12 @@ def _resumable(error: ConfigError) -> ConfigError:
 
 
 def _print_summary(done: Progress, path: Path) -> None:
+    from dovetail_client_tools.batch.progress import count_lines
+
     resumed = f", {done.num_resumed:,} of them earlier" if done.num_resumed else ""
     num_ok = done.num_done - done.num_failed
     print_message(
-        f"{done.num_done:,} lines{resumed}: {num_ok:,} succeeded, {done.num_failed:,} failed. "
+        f"{count_lines(done.num_done)}{resumed}: {num_ok:,} succeeded, {done.num_failed:,} failed. "
         f"Wrote {path}"
     )
     if done.first_error:
