@@ -114,7 +114,7 @@ def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
         ([{}], "row 0: the row must have exactly one of prompt, messages, .*; got no prompt"),
         ([{"prompt": "a", "messages": []}], "got prompt and messages"),
         ([{"prompt": 3}], "prompt=3 must be a string"),
-        ([{"messages": "hi"}], "messages must be a list"),
+        ([{"messages": "hi"}], "row 0: messages='hi' must be a list of objects"),
         ([{"prompt": "a", "max_token": 3}], "cannot have the field 'max_token'.* 'max_tokens'"),
         ([{"prompt": "a", "top_p": 2}], "row 0: top_p=2 must be above 0 and at most 1"),
         ([{"prompt": "a", "logit_bias": {"x": 1}}], "all keys must be token ids"),

@@ -8,9 +8,26 @@ from dovetail import SamplingParams
 from dovetail.engine.messages.conversation import ROLES
 from dovetail_server.protocol.chat_prompts import read_messages
 from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.fields import ChatRequest, read_fields
 
 PROMPT = "Anna and Ben"
 LISTING = "reverse: robot, bank, window"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"messages": "hi"}, "The field messages must be a list, not a string."),
+        ({"messages": ["hi"]}, "The field messages[0] must be an object, not a string."),
+        ({"messages": [], "n": 1.5}, "The field n must be an integer or null, not a number."),
+        ({}, "The field messages is missing."),
+    ],
+)
+def test_the_error_for_a_wrong_type_names_the_field_and_both_types(values, message):
+    with pytest.raises(APIError) as rejection:
+        read_fields(values, ChatRequest, strict=True)
+    assert str(rejection.value) == message
+    assert rejection.value.param and f" {rejection.value.param} " in message
 
 
 def texts(reply):

@@ -74,17 +74,19 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
     kind, colon, reference = text.partition(":")
     if colon and reference and kind in KINDS:
         return kind, reference
-    named = [
-        f"{kind}:{candidate.name}"
+    candidates = [
+        (f"{kind}:{candidate.name}", candidate)
         for kind in KINDS
         for candidate in registry.candidates(kind)
-        if text in (candidate.name, candidate.reference)
+    ]
+    named = [
+        full for full, candidate in candidates if text in (candidate.name, candidate.reference)
     ]
     if named:
         raise PluginError(
             f"{text!r} does not contain the kind of plugin. Write {' or '.join(named)}."
         )
-    hint = nearest(kind, KINDS) if colon else ""
+    hint = nearest(kind, KINDS if colon else dict.fromkeys(c.name for _, c in candidates))
     raise PluginError(
         f"{text!r} does not name a plugin; write KIND:NAME, such as policy:fcfs.{hint}"
     )

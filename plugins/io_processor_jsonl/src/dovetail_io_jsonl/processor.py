@@ -112,7 +112,9 @@ class JSONLProcessor(IOProcessor):
                 raise RequestError(f"prompt={value!r:.80} must be a string")
             return value
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-            raise RequestError("messages must be a list of objects with role and content")
+            raise RequestError(
+                f"messages={value!r:.80} must be a list of objects with role and content"
+            )
         if self._tokenizer is None:
             raise RequestError("messages need a tokenizer, but this engine has no tokenizer")
         text = self._tokenizer.apply_chat_template(value)

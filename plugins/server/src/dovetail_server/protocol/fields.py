@@ -243,10 +243,11 @@ def _type_error(message: str) -> APIError:
             f"The field {full} is missing.", code="missing_required_parameter", param=full
         )
     expected = re.fullmatch(r"Expected `(.+)`, got `(.+)`", reason)
+    subject = f"The field {path}" if path else "The body"
     if expected is None:
-        return APIError(f"{path or 'The body'}: {reason}.", code="invalid_type", param=path)
+        return APIError(f"{subject} is invalid: {reason}.", code="invalid_type", param=path)
     type_names = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
     actual = _TYPE_NAMES.get(expected[2], expected[2])
     return APIError(
-        f"{path or 'The body'} must be {type_names}, not {actual}.", code="invalid_type", param=path
+        f"{subject} must be {type_names}, not {actual}.", code="invalid_type", param=path
     )
