@@ -52,7 +52,7 @@ kernels: $(VENV)/.setuptools  ## compile the native kernels, without the other p
 demo: $(STAMP)  ## create a small model and generate from it
 	$(BIN)/dovetail demo
 
-chat: $(STAMP)  ## download SmolLM2-135M (93 MB) on first use, and chat with it
+chat: $(STAMP)  ## download SmolLM2-135M (98 MB) on first use, and chat with it
 	@$(BIN)/dovetail chat --model smollm2
 
 lab: $(STAMP)  ## compare four scheduling policies in the simulator; ends with an HTML report

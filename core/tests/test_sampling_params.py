@@ -113,7 +113,8 @@ def test_an_unknown_parameter_is_rejected_with_the_most_similar_name(make, messa
     with pytest.raises(RequestError) as rejection:
         make()
     assert str(rejection.value) == message
-    assert rejection.value.parameter == message.split("'")[1]
+    prefix = "structured_outputs." if message.startswith("structured_outputs") else ""
+    assert rejection.value.parameter == prefix + message.split("'")[1]
 
 
 def test_the_constructors_keep_their_signatures():

@@ -2,7 +2,7 @@
 
 All pictures show a server with SmolLM2: its web page, `dovetail top`, and the pages of `dovetail
 trace` and `dovetail bench serve`. Without names, all of them are drawn. The script needs Chromium
-and downloads the model (93 MB) on first use.
+and downloads the model (98 MB) on first use.
 """
 
 from __future__ import annotations

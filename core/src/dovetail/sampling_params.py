@@ -88,7 +88,7 @@ class StructuredOutputsParams:
         """
         params = {name: value for name, value in params.items() if value is not None}
         parameter = "structured_outputs"
-        check_names(parameter, params, tuple(GRAMMAR_FORMS))
+        check_names(parameter, params, tuple(GRAMMAR_FORMS), prefix=f"{parameter}.")
         if len(params) + (form is not None or text is not None) != 1:
             names = ", ".join(params) or "none"
             raise RequestError(

@@ -79,17 +79,20 @@ def invalid(parameter: str, value: object, expected: str) -> RequestError:
     return RequestError(f"{parameter}={shorten(value)} must be {expected}.", parameter=parameter)
 
 
-def check_names(owner: str, names: Iterable[str], known: Sequence[str]) -> None:
+def check_names(
+    owner: str, names: Iterable[str], known: Sequence[str], *, prefix: str = ""
+) -> None:
     """Raise RequestError for the first name that is not in `known`, with the most similar name.
 
-    owner: the class or field that has the names.
+    owner: the class or field that has the names. prefix: the text before the name in the
+    parameter of the error.
     """
     for name in map(plain_text, names):
         if name not in known:
             hint = nearest(name, known) or f" Parameters: {', '.join(known)}."
             raise RequestError(
                 f"{owner} has no parameter {shorten(name)}.{hint}",
-                parameter=name[:MAX_SHOWN_CHARS],
+                parameter=prefix + name[:MAX_SHOWN_CHARS],
             )
 
 

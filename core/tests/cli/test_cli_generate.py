@@ -113,6 +113,7 @@ def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_processed(spell
     [
         ([], "No prompt was given"),
         (["--prompts-file", "no-such-file"], "no-such-file"),
+        (["--prompts-file", "/dev/null"], "--prompts-file /dev/null contains no prompt."),
         (["--prompts-file", "/dev/zero"], "more than"),
         (["--max-num-seq", "3", "x"], "--max-num-seqs"),
         (["--max-num-seqs", "x", "x"], "--max-num-seqs"),

@@ -209,7 +209,12 @@ REFUSED = {
     "no value": ("json_schema", "false", "not"),
     "no JSON": ("json_schema", '{"a"', "not valid JSON"),
     "deep JSON": ("json_schema", '{"a":' * 20000, "recursion"),
-    "bad regex": ("regex", "(a", "invalid regex"),
+    "bad regex": ("regex", "(a", "invalid regex .* regex parse error: unclosed group\\.$"),
+    "bad pattern": (
+        "json_schema",
+        {"type": "string", "pattern": "[z-a]"},
+        "regex parse error: invalid character class range",
+    ),
     "bad grammar": ("grammar", "start", "Expected"),
     "empty choice": ("choice", [], "not empty"),
     "numbers as choice": ("choice", [1], "list of strings"),

@@ -48,6 +48,8 @@ def generate(
     replace_unencodable()
     all_prompts = [*prompts, *_read_prompts(prompts_file)]
     if not all_prompts:
+        if prompts_file is not None:
+            raise ConfigError(f"--prompts-file {prompts_file} contains no prompt.")
         raise ConfigError(
             "No prompt was given; write prompts after the options, or use --prompts-file FILE."
         )

@@ -82,6 +82,14 @@ class Matcher:
         return bool(self._num_ends) or (self.inner.is_stopped() and not self.inner.is_error())
 
 
+def _reason(report: str) -> str:
+    """Return the cause in a report of llguidance, whose further lines quote the grammar."""
+    first, *others = report.split("\n")
+    if first.endswith(":"):  # the cause of an invalid regular expression is in a line of its own
+        first += "".join(line.removeprefix("error:") for line in others if "error:" in line)
+    return first[:500]
+
+
 class LLGuidance(GrammarBackend):
     """Compiles grammars with llguidance. The vocabulary is prepared with the first grammar."""
 
@@ -131,9 +139,9 @@ class LLGuidance(GrammarBackend):
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that is too complex fails here, not in a step
         if matcher.is_error():
-            reason = matcher.get_error().partition("\n")[0][:500]
             raise RequestError(
-                f"the {spec.form} is not supported: {reason}.", parameter="structured_outputs"
+                f"the {spec.form} is not supported: {_reason(matcher.get_error())}.",
+                parameter="structured_outputs",
             )
         with self._lock:
             self._compiled[spec.form, spec.text] = matcher

@@ -170,6 +170,7 @@ def _rejection(error: RequestError, names: Mapping[str, str]) -> APIError:
     if param != error.parameter and message.startswith(error.parameter):
         message = param + message.removeprefix(error.parameter)
     message = _TUPLE.sub(r"=[\1]", message).replace(" must be None or ", " must be null or ")
+    message = message.replace("=None must be ", "=null must be ")
     code = "invalid_value"
     too_long = "max_model_len" in message or "(max_prompt_chars)" in message
     if whole in _TEXTS and too_long:

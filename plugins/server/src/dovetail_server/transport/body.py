@@ -105,6 +105,8 @@ def read_json_object(
             status=413,
             code="body_too_large",
         )
+    if not body:
+        raise APIError("The body is empty; send a JSON object.", code="invalid_json")
     try:
         value = msgspec.json.decode(body)
     except UnicodeDecodeError:
