@@ -192,6 +192,9 @@ def test_the_error_for_an_unknown_file_ending_lists_the_formats(model_file):
     other = model_file.with_suffix(".onnx")
     other.write_bytes(b"x")
     assert "*.fake" in rejection(other) and "no installed model format" in rejection(other)
+    assert "perhaps" not in rejection(other)
+    (other.parent / "config.json").write_text("{}")
+    assert f"perhaps {str(other.parent)!r}" in rejection(other)
 
 
 def test_the_error_for_a_damaged_model_file_names_it(model_file):

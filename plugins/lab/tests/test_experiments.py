@@ -279,6 +279,9 @@ def test_toml_and_yaml_describe_the_same_experiment(tmp_path):
         read_spec(yaml)
     with pytest.raises(UserError, match="cannot be read"):
         read_spec(tmp_path / "none.toml")
+    toml.write_bytes(b"\x83")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        read_spec(toml)
 
 
 @pytest.mark.costly

@@ -84,7 +84,10 @@ def test_the_commands_reject_a_file_that_is_not_a_decision_log(command, tmp_path
     path.write_text("hello\n")
     assert main(["lab", command, str(path)]) == 2
     output = capsys.readouterr()
-    assert not output.out and "is not a decision log" in output.err
+    assert not output.out and "it begins with b'hello'" in " ".join(output.err.split())
+    path.write_text("")
+    assert main(["lab", command, str(path)]) == 2
+    assert "it is empty." in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_show_command_prints_a_summary_of_the_log(log, capsys):

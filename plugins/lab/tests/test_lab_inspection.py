@@ -91,7 +91,7 @@ def test_explain_reports_a_request_that_waits_for_a_batch_slot(log):
 
 def test_explain_reports_a_request_that_ran(log):
     assert "It was admitted and computed 5 tokens" in text_of(log, 0, "a")
-    assert "was running and was scheduled: it computed 1 tokens" in text_of(log, 1, "a")
+    assert "was running and was scheduled: it computed 1 token." in text_of(log, 1, "a")
 
 
 def test_requests_that_have_not_arrived_or_have_ended_are_reported(log):

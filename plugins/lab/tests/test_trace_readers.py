@@ -236,6 +236,13 @@ def test_a_file_that_is_not_utf8_is_rejected(tmp_path):
         list(find_trace(str(path)).rows())
 
 
+def test_the_format_of_an_empty_file_is_not_known(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.touch()
+    with pytest.raises(TraceError, match="the line is empty"):
+        find_trace(str(path))
+
+
 def test_an_unknown_trace_name_is_rejected_with_a_suggestion():
     with pytest.raises(UserError, match=r"azure:convv.*Did you mean 'azure:conv'"):
         find_trace("azure:convv")

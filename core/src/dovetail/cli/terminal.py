@@ -41,6 +41,11 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number with a noun: "1 line", "1,000 lines"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def replace_unencodable() -> None:
     """Make the standard streams replace characters that cannot be encoded."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):

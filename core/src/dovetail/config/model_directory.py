@@ -282,10 +282,11 @@ def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
         if _suffix(path) in formats:
             return
         known = ", ".join(f"*.{name}" for name in formats) or "none"
+        is_model = os.path.isfile(path.parent / "config.json")
+        perhaps = f", perhaps {str(path.parent)!r}" if is_model else ""
         raise ModelError(
             f"model={model!r} is a file that no installed model format reads (installed: "
-            f"{known}).\nSpecify the directory that holds config.json and weights, perhaps "
-            f"{str(path.parent)!r}."
+            f"{known}).\nSpecify the directory that holds config.json and weights{perhaps}."
         )
     sources = source_names(plugins)
     hint = nearest(path.name, [*_sibling_directories(path), *sources])

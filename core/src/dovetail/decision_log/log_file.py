@@ -106,9 +106,9 @@ class LogReader:
         with self._open() as file:
             first, _, _ = file.read(_MAX_MAGIC_BYTES).partition(b"\n")
         if first + b"\n" != _MAGIC % FORMAT_VERSION:
+            reason = f"it begins with {first[:16]!r}" if first else "it is empty"
             raise UserError(
-                f"{str(path)!r} is not a decision log of version {FORMAT_VERSION}: it begins with "
-                f"{first[:32]!r}."
+                f"{str(path)!r} is not a decision log of version {FORMAT_VERSION}: {reason}."
             )
         self._start = len(first) + 1
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line
+from dovetail.cli.terminal import count_text
 from dovetail_convert.convert_options import ConvertOptions, check_options
 
 _MODEL_HELP = "A model directory, a GGUF file, or a name for a model source."
@@ -29,10 +30,10 @@ def convert(
 
     with _terminated_as_interrupted():
         result = run(model, options, lambda text: print(text, file=sys.stderr, flush=True))
-    files = "1 file" if result.num_files == 1 else f"{result.num_files} files"
     print_line(
-        f"Saved to {options.out}: {result.num_tensors} tensors ({', '.join(result.dtypes)}) in "
-        f"{files}, {result.num_bytes / 1e6:.1f} MB."
+        f"Saved to {options.out}: {count_text(result.num_tensors, 'tensor')} "
+        f"({', '.join(result.dtypes)}) in {count_text(result.num_files, 'file')}, "
+        f"{result.num_bytes / 1e6:.1f} MB."
     )
     return 0
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line
+from dovetail.cli.terminal import count_text
 from dovetail.clock import MonotonicClock
 from dovetail.decision_log import LogReader
 from dovetail_lab.replay import Difference, Replay, checked_reference, replay_log
@@ -52,7 +53,8 @@ def replay(
 def _summary(replay: Replay) -> str:
     took_s = replay.took_ns / 1e9
     return (
-        f"{replay.scheduler}: {replay.num_steps:,} steps of {replay.num_requests:,} requests, "
+        f"{replay.scheduler}: {count_text(replay.num_steps, 'step')} of "
+        f"{count_text(replay.num_requests, 'request')}, "
         f"{replay.covered_ns / 1e9:.3f} s of engine time, replayed in {took_s:.3f} s "
         f"({replay.num_steps / took_s if took_s else 0:,.0f} steps/s)."
     )

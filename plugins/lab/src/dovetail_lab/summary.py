@@ -174,7 +174,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("requests", f"{summary.num_requests:,}, {summary.num_aborted:,} aborted"),
         ("grants", f"{summary.num_grants:,}, {summary.num_grants / num_steps:.1f} per step"),
         ("tokens", f"{summary.num_tokens:,} computed, {summary.num_sampled:,} sampled"),
-        ("preemptions", f"{summary.num_preemptions:,} requests readmitted"),
+        ("preemptions", f"{summary.num_preemptions:,}, counted when a request is readmitted"),
         ("prefix hits", f"{summary.hit_rate:.1%} ({shares[0]:,} of {shares[1]:,} prompt tokens)"),
         ("size", f"{summary.num_bytes:,} bytes, {summary.num_bytes / num_steps:.0f} per step"),
     ]

@@ -1,4 +1,4 @@
-"""Rewrites messages and help lines of the Python API for a shell, where None cannot be typed.
+"""Rewrites messages and help lines for a shell, where None and null cannot be typed.
 
 In a shell, an option is left out instead of set to None.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-_OR_NONE = re.compile(r"\bmust be None(?:, or | or |, )")
+_OR_NONE = re.compile(r"\bmust be (?:None|null)(?:, or | or |, )")
 _NONE_MEANS = re.compile(r"\bNone: ")
 
 
 def shell_message(message: str) -> str:
-    """Return an error message without None among the accepted values."""
+    """Return an error message without None or null among the accepted values."""
     return _OR_NONE.sub("must be ", message)
 
 

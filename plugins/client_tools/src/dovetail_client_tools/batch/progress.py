@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dovetail.cli.terminal import count_text
 from dovetail_client_tools.batch.runner import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def count_lines(number: int) -> str:
-    """Return a number of lines as text: "1 line", "2 lines"."""
-    return f"{number:,} line" if number == 1 else f"{number:,} lines"
 
 
 @contextmanager
@@ -58,7 +54,7 @@ def _line_printer(console: Console) -> Callable[[Progress], None]:
         if tenth > last_tenth:
             last_tenth = tenth
             console.print(
-                f"{progress.num_done:,} of {count_lines(progress.num_lines)}, "
+                f"{progress.num_done:,} of {count_text(progress.num_lines, 'line')}, "
                 f"{progress.num_failed:,} failed",
                 highlight=False,
             )

@@ -24,7 +24,7 @@ from dovetail.cli.engine_options import (
     make_optional_model,
 )
 from dovetail.cli.frame.config_file import ConfigOption
-from dovetail.cli.terminal import print_message, printable
+from dovetail.cli.terminal import count_text, print_message, printable
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -184,13 +184,11 @@ def _resumable(error: ConfigError) -> ConfigError:
 
 
 def _print_summary(done: Progress, path: Path) -> None:
-    from dovetail_client_tools.batch.progress import count_lines
-
     resumed = f", {done.num_resumed:,} of them earlier" if done.num_resumed else ""
     num_ok = done.num_done - done.num_failed
     print_message(
-        f"{count_lines(done.num_done)}{resumed}: {num_ok:,} succeeded, {done.num_failed:,} failed. "
-        f"Wrote {path}"
+        f"{count_text(done.num_done, 'line')}{resumed}: {num_ok:,} succeeded, "
+        f"{done.num_failed:,} failed. Wrote {path}"
     )
     if done.first_error:
         print_message(printable(f"First failure: {done.first_error}"))

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_line, print_table
-from dovetail.cli.terminal import printable, progress_note
+from dovetail.cli.terminal import count_text, printable, progress_note
 from dovetail.errors import ConfigError
 from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, Finding, examine
 from dovetail_devkit.doctor.examination import DEADLINE_S
@@ -55,7 +55,7 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
             rows.append(
                 (
                     OK,
-                    f"{len(well)} plugins",
+                    count_text(len(well), "plugin"),
                     "these plugins can be loaded and satisfy their contracts",
                 )
             )
@@ -63,13 +63,9 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         print_table(("", "", ""), rows)
         print_line("")
     counts = Counter(finding.verdict for finding in findings)
-    counted = [f"{counts[BROKEN]} broken", _count(counts[WARNING], WARNING)]
-    counted += [_count(counts[NOTE], NOTE), f"{counts[OK]} ok"]
+    counted = [f"{counts[BROKEN]} broken", count_text(counts[WARNING], WARNING)]
+    counted += [count_text(counts[NOTE], NOTE), f"{counts[OK]} ok"]
     print_line(", ".join(counted) + ".", style="bold red" if counts[BROKEN] else "bold green")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_plain(finding: Finding) -> bool:

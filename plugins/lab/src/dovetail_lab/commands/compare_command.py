@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
+from dovetail.cli.terminal import count_text
 from dovetail.errors import UserError
 from dovetail_lab.commands.experiment_options import (
     DEFAULT_OPTIONS,
@@ -102,7 +103,7 @@ def print_results(results: Results) -> None:
     """Print the tables of each engine, and list what was not measured."""
     total, failed = len(results.records), len(results.failures)
     print_line(
-        f"{total:,} runs, {results.num_reused:,} reused, {failed:,} failed. Load 1 is "
+        f"{count_text(total, 'run')}, {results.num_reused:,} reused, {failed:,} failed. Load 1 is "
         f"{results.capacity:.4g} requests/s."
     )
     for record in results.failures[:3]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from dovetail.cli.terminal import count_text
 from dovetail.errors import UserError
 from dovetail_lab.experiments.experiment import OnProgress
 from dovetail_lab.experiments.run_files import RunRecord
@@ -247,7 +248,7 @@ def _line_printer(title: str, write: Any) -> OnProgress:
         tenth = 10 * done // max(1, total)
         if tenth != shown[0]:
             shown[0] = tenth
-            write(f"{title}: {done} of {total} runs", markup=False, highlight=False)
+            write(f"{title}: {done} of {count_text(total, 'run')}", markup=False, highlight=False)
 
     return show
 

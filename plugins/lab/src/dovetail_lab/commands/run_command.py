@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
+from dovetail.cli.terminal import count_text
 from dovetail.errors import UserError
 from dovetail_lab.commands.experiment_options import (
     DEFAULT_OPTIONS,
@@ -65,7 +66,7 @@ def run_once(
     result = _simulate(spec, key, trust_local_code, decision_log)
     requests = built_workload(spec, key).workload.requests
     print_line(
-        f"{len(requests):,} requests at {key.rate:.4g} requests/s (load {load:g}), "
+        f"{count_text(len(requests), 'request')} at {key.rate:.4g} requests/s (load {load:g}), "
         f"{result.num_steps:,} steps, {result.end_ns / 1e9:.2f} s of engine time."
     )
     metrics = measure_run(result, requests, spec.cut, spec.setup.block_size)

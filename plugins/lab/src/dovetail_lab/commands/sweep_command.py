@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
+from dovetail.cli.terminal import count_text
 from dovetail.errors import UserError
 from dovetail_lab.commands.experiment_options import (
     DEFAULT_OPTIONS,
@@ -59,7 +60,9 @@ def sweep_options(
                 on_progress=show,
             ),
             halving=halving,
-            on_round=lambda count, seeds: print_line(f"{count} candidates on {seeds} seeds"),
+            on_round=lambda count, seeds: print_line(
+                f"{count_text(count, 'candidate')} on {count_text(seeds, 'seed')}"
+            ),
         )
     rows = [
         (

@@ -33,9 +33,12 @@ def read_spec(path: Path) -> dict[str, Any]:
         fields = _PARSERS.get(path.suffix, tomllib.loads)(content.decode("utf-8-sig"))
     except UserError:
         raise
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{str(path)!r} cannot be read: {reason}.") from error
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{str(path)!r} is not UTF-8 text. Specify a TOML, YAML or JSON file."
+        ) from error
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{str(path)!r} is not valid: {error}.") from error
     except RecursionError as error:

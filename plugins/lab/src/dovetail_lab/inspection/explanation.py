@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dovetail.cli.terminal import count_text
 from dovetail.interfaces.policy import Denied
 from dovetail_lab.inspection.observed_replay import ObservedStep
 from dovetail_lab.inspection.step_view import Attempt, RequestState, StepView
@@ -39,7 +40,8 @@ def _explain_running(step: ObservedStep, request: RequestState) -> Iterator[str]
     if count:
         rest = request.num_uncomputed - count
         left = f", {rest} of its tokens remain for later steps" if rest > 0 else ""
-        yield f"{name} was running and was scheduled: it computed {count} tokens{left}."
+        computed = count_text(count, "token")
+        yield f"{name} was running and was scheduled: it computed {computed}{left}."
         return
     yield (
         f"{name} was running ({request.num_computed} tokens in the cache, {request.num_uncomputed} "
@@ -74,11 +76,11 @@ def _explain_waiting(step: ObservedStep, request: RequestState) -> Iterator[str]
     rank = f", rank {request.rank}" if request.rank else ""
     yield (
         f"{name} was waiting at position {position + 1} of {len(view.waiting)} in the policy's "
-        f"order{rank}. It has {request.num_uncomputed} tokens to compute"
+        f"order{rank}. It has {count_text(request.num_uncomputed, 'token')} to compute"
         f"{f' and {request.num_cached} in the prefix cache' if request.num_cached else ''}."
     )
     if name in step.granted:
-        yield f"It was admitted and computed {step.granted[name]} tokens."
+        yield f"It was admitted and computed {count_text(step.granted[name], 'token')}."
         return
     own = [item for item in view.attempts if item.request_id == name]
     if own:
@@ -179,7 +181,7 @@ def _described(attempt: Attempt) -> str:
         result = "done"
     else:
         cached = f", {grant.num_cached} cached" if grant.num_cached else ""
-        result = f"{grant.num_tokens} tokens{cached}"
+        result = f"{count_text(grant.num_tokens, 'token')}{cached}"
     tokens, seats, blocks = attempt.tokens_left, attempt.seats_left, attempt.free_blocks
     return f"{name}{limit}: {result} [{tokens} tokens, {seats} slots, {blocks} blocks left]"
 

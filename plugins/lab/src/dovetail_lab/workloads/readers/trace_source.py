@@ -118,6 +118,8 @@ def _detect(path: Path) -> str:
         fields = {}
     if isinstance(fields, dict) and {"timestamp", "input_length"} <= fields.keys():
         return "mooncake"
+    if not line:
+        raise TraceError(str(path), 1, "the line is empty, so the format is not known.")
     raise TraceError(
         str(path),
         1,
