@@ -132,6 +132,21 @@ def test_a_policy_that_no_run_can_load_is_rejected_before_the_first_run(
     assert not (folder / "lab-results").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("chunck=1,2", "has no option 'chunck'. Did you mean 'chunk'?"),
+        ("chunk=a,b", "chunk='a': Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_option_of_an_installed_policy_is_rejected_before_the_first_run(
+    option, message, folder, capsys
+):
+    assert main(["lab", "sweep", "sarathi", "--option", option, "--trace", "chat"]) == 2
+    error = capsys.readouterr().err.replace("\n", " ")
+    assert message in error and "0 of " not in error
+
+
 @pytest.mark.costly
 def test_flags_override_fields_of_the_file(folder, capsys):
     (folder / "small.toml").write_text(

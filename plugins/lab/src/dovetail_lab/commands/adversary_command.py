@@ -49,7 +49,7 @@ def adversary(
         "workload": {"synthetic": "chat", "num_requests": 300},
     }
     spec = experiment.make_spec(fields)
-    check_policies((against, policy), trust_local_code=run.trust_local_code)
+    check_policies(spec.policies, trust_local_code=run.trust_local_code)
     best = [float("-inf")]
 
     def show(number: int, trial: Trial) -> None:

@@ -55,9 +55,7 @@ def compare(
 ) -> int:
     """Compare scheduling policies on the same workloads, with paired statistics."""
     spec = experiment_spec(file, policies, experiment)
-    check_policies(
-        (policy.policy for policy in spec.policies), trust_local_code=run.trust_local_code
-    )
+    check_policies(spec.policies, trust_local_code=run.trust_local_code)
     if report:
         _require_matplotlib()
     with progress_bar(spec.name) as show:

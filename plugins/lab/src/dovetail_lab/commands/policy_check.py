@@ -1,4 +1,4 @@
-"""Rejects policies that no run can load, before the first run and without importing them."""
+"""Rejects policies that no run can load, before the first run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from pathlib import Path
 
 from dovetail.errors import PluginError, PluginNotFoundError
 from dovetail.plugins import PluginPolicy, PluginRegistry
+from dovetail.plugins.selection import choose_scheduler
+from dovetail_lab.experiments.spec import PolicySpec
 
 
-def check_policies(references: Iterable[str], *, trust_local_code: bool) -> None:
+def check_policies(policies: Iterable[PolicySpec], *, trust_local_code: bool) -> None:
     """Raise an error for the first policy that is not installed, not trusted or has no file.
 
-    Classes are imported only in worker processes, so a missing class is an error of its runs.
-    Raises PluginNotFoundError for an unknown name, and PluginError for a file that does not exist
-    or that the user does not trust.
+    The options of installed policies are checked, too. Classes are imported only in worker
+    processes, so a missing class or a wrong option of a class is an error of its runs.
+    Raises PluginNotFoundError for an unknown name, ConfigError for a wrong option, and PluginError
+    for a file that does not exist or that the user does not trust.
     """
-    registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
-    for reference in references:
-        if ":" in reference:
-            _check_class(registry, reference)
-        else:
-            _check_name(registry, reference)
+    rules = PluginPolicy(trust_local_code=trust_local_code)
+    registry = PluginRegistry(policy=rules)
+    for policy in policies:
+        if ":" in policy.policy:
+            _check_class(registry, policy.policy)
+            continue
+        _check_name(registry, policy.policy)
+        if policy.options:
+            options = {policy.policy: policy.options}
+            choose_scheduler(PluginRegistry(policy=rules, options=options), policy.policy)
 
 
 def _check_class(registry: PluginRegistry, reference: str) -> None:

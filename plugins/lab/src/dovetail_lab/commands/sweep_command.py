@@ -47,11 +47,12 @@ def sweep_options(
         raise UserError("an option occurs twice; write all of its values in one --option.")
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
     spec = one_load(experiment.make_spec(fields))
-    check_policies((baseline, policy), trust_local_code=run.trust_local_code)
+    candidates = candidates_of(policy, values)
+    check_policies((*spec.policies, *candidates), trust_local_code=run.trust_local_code)
     with progress_bar(spec.name) as show:
         result = sweep(
             spec,
-            candidates_of(policy, values),
+            candidates,
             metric,
             RunOptions(
                 out=run.out,
