@@ -1,6 +1,9 @@
-"""The agent of agent_loop.py through OpenAI's client. The argument is the address of a server.
+"""The agent of agent_loop.py through OpenAI's client.
 
-Without an argument, the program starts a server for itself.
+    python examples/agent_over_http.py [URL]
+
+URL is the address of a server's API, such as http://127.0.0.1:8000/v1; without it, the program
+starts a server for itself.
 """
 
 import json
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 FUNCTIONS = {
     "add": lambda a, b: a + b,
@@ -66,11 +69,14 @@ def answer(client: OpenAI, question: str) -> None:
 
 
 def main(address: str) -> None:
-    """Answer all questions. address: the address of a server, or None to start one."""
+    """Answer all questions. address: the address of a server's API."""
     client = OpenAI(base_url=address, api_key="any")
-    for question in QUESTIONS:
-        print(f"question: {question}")
-        answer(client, question)
+    try:
+        for question in QUESTIONS:
+            print(f"question: {question}")
+            answer(client, question)
+    except APIConnectionError as error:
+        sys.exit(f"No connection to {address}: {error.__cause__ or error}")
 
 
 if sys.argv[1:]:

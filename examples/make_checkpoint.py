@@ -16,5 +16,7 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
 parser.add_argument("directory", type=Path, nargs="?", help="default: a new temporary directory")
 parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
+if arguments.directory and arguments.directory.exists():
+    parser.error(f"{arguments.directory} already exists; specify another directory")
 directory = arguments.directory or Path(tempfile.mkdtemp(prefix="dovetail-checkpoint-"))
 print(write_random_checkpoint(directory, seed=arguments.seed))

@@ -27,6 +27,23 @@ EXPECTED = {
 """The expected output of each example, in order."""
 
 
+@pytest.mark.parametrize(
+    ("example", "argument", "message"),
+    [
+        ("make_checkpoint.py", ".", "already exists; specify another directory"),
+        ("agent_over_http.py", "http://127.0.0.1:1/v1", "No connection to http://127.0.0.1:1/v1"),
+    ],
+)
+@pytest.mark.costly
+def test_an_example_reports_a_wrong_argument_without_a_traceback(
+    example, argument, message, tmp_path
+):
+    command = [sys.executable, str(ROOT / "examples" / example), argument]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not [*tmp_path.iterdir()]
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch):

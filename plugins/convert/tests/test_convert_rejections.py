@@ -24,7 +24,7 @@ def damage(model, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.safetensors", b"", r"model\.safetensors declares a header of 0 bytes"),
+        ("model.safetensors", b"", r"model\.safetensors is empty; download it again"),
         ("model.safetensors", b"\xff" * 64, r"model\.safetensors declares a header of \d+ bytes"),
         ("config.json", b"{", r"config\.json is not valid JSON"),
         ("config.json", b"{}", r"config\.json has no architectures"),

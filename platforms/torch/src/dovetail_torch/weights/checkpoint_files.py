@@ -132,6 +132,8 @@ def _check_header_length(path: Path) -> None:
     with open_weight_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
+    if not size:
+        raise WeightError(f"{path} is empty; download it again")
     if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise WeightError(
             f"{path} declares a header of {length} bytes, but the file has {size} bytes, and a "
