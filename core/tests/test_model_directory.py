@@ -107,6 +107,12 @@ def test_invalid_model_paths_are_rejected(path: str) -> None:
     assert "does not exist" in rejection(path)
 
 
+def test_a_device_and_a_link_to_a_missing_file_are_named_as_such(tmp_path: Path) -> None:
+    assert "'/dev/zero' is not a regular file." in rejection(Path("/dev/zero"))
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    assert "is a link to a missing file." in rejection(tmp_path / "link")
+
+
 def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
     message = rejection(tmp_path)
     assert "has no config.json" in message

@@ -288,6 +288,9 @@ def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
             f"model={model!r} is a file that no installed model format reads (installed: "
             f"{known}).\nSpecify the directory that holds config.json and weights{perhaps}."
         )
+    if model and os.path.lexists(path):
+        kind = "not a regular file" if os.path.exists(path) else "a link to a missing file"
+        raise ModelError(f"model={model!r} is {kind}. Specify a model directory or file.")
     sources = source_names(plugins)
     hint = nearest(path.name, [*_sibling_directories(path), *sources])
     if is_hub_name(model) and HUB not in sources:
