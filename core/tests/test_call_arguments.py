@@ -3,7 +3,7 @@
 import pytest
 
 from dovetail.engine.input.prompt_reading import read_prompt
-from dovetail.entrypoints.call_arguments import list_prompts
+from dovetail.entrypoints.call_arguments import list_prompts, read_conversation
 from dovetail.errors import RequestError
 from dovetail.interfaces.requested_config import LimitsConfig
 
@@ -41,3 +41,20 @@ def test_too_many_prompts_that_begin_with_a_number_are_rejected():
 def test_the_message_for_an_invalid_prompt_says_what_is_accepted(prompt, message):
     with pytest.raises(RequestError, match=message):
         read_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("messages", "messages='hi' must be a list of messages, or a list of such lists."),
+        (
+            "messages[0]",
+            'messages[0]=\'hi\' must be a mapping with "role" and "content", or a list of such '
+            "mappings.",
+        ),
+    ],
+)
+def test_the_message_for_an_invalid_conversation_says_what_is_accepted(name, message):
+    with pytest.raises(RequestError) as rejection:
+        read_conversation(name, "hi", (), limits=LimitsConfig(), max_prompt_chars=100)
+    assert str(rejection.value) == message

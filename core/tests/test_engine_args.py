@@ -287,8 +287,8 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
         ("generation_config", 5, "path of a local directory"),
         ("tokenizer", "no/such/place", "has tokenizer.json"),
         ("tokenizer", 5, "path of a local directory"),
-        ("model", "", "path of a local directory"),
-        ("model", 5, "path of a local directory"),
+        ("model", "", "path or name of a model"),
+        ("model", 5, "path or name of a model"),
     ],
 )
 def test_option_errors_name_the_option_the_value_and_the_remedy(

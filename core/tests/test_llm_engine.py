@@ -363,6 +363,6 @@ def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])
 def test_the_numbers_of_parameters_and_prompts_must_be_equal(llm, name):
     kwargs = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
-    with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompts") as rejection:
+    with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompt;") as rejection:
         llm.generate(["a"], **{name: kwargs})
     assert rejection.value.parameter == name

@@ -7,6 +7,9 @@ module needs no download.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,14 +83,26 @@ def demo(
         console.print(f"[bold]Dovetail[/] {subject.description}.\n")
         first = run_demo(subject, {})
         _print_answers(console, first)
-        others = [
-            run_demo(subject, options, trust_local_code=trust_local_code)
-            for options in ([requested] if requested else _other_options(first))
-        ]
+        if requested:
+            others = [run_demo(subject, requested, trust_local_code=trust_local_code)]
+        else:
+            with _without_warnings():
+                others = [run_demo(subject, options) for options in _other_options(first)]
         _print_comparison(console, first, others)
     _print_parts(console, first, others)
     _print_settings(console, first)
     return 0
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Log only errors: the user did not choose the plugins that these warnings are about."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _other_options(first: DemoRun) -> list[dict[str, str]]:

@@ -177,7 +177,8 @@ def _defaults(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str,
 def _path_text(name: str, value: object) -> str:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{name}={shorten(value)} must be the path of a local directory.")
+        expected = "path or name of a model" if name == "model" else "path of a local directory"
+        raise ConfigError(f"{name}={shorten(value)} must be the {expected}.")
     return text
 
 

@@ -60,8 +60,9 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
         num_items: object = len(items) if len(items) < count else f"more than {count}"
         if type(value) in (list, tuple):
             num_items = len(value)
+        prompts = "1 prompt" if count == 1 else f"{count} prompts"
         raise RequestError(
-            f"{num_items} {name} were given for {count} prompts; pass one, or one for each prompt.",
+            f"{num_items} {name} were given for {prompts}; pass one, or one for each prompt.",
             parameter=name,
         )
     return items
@@ -138,8 +139,10 @@ def read_conversation(
 
 def _items(name: str, messages: Any, max_items: int, limit: str = "") -> list[Any]:
     if isinstance(messages, _ONE_PROMPT) or not isinstance(messages, Iterable):
-        several = ", or a list of such lists" if name == "messages" else ""
-        raise invalid(name, messages, f"a list of messages{several}")
+        expected = 'a mapping with "role" and "content", or a list of such mappings'
+        if name == "messages":
+            expected = "a list of messages, or a list of such lists"
+        raise invalid(name, messages, expected)
     return take_items(name, messages, max_items, what="messages", limit=limit)
 
 
