@@ -131,7 +131,7 @@ def unusable(files, tmp_path):
         ("folder", "key", None, "folder", "--ssl-certfile"),
         ("made", "missing", None, "missing", "--ssl-keyfile"),
         ("made", "other", None, "other", "key values mismatch"),
-        ("text", "key", None, "text", "cannot be used"),
+        ("text", "key", None, "text", "cannot be used: not a PEM file."),
         ("made", "text", None, "text", "cannot be used"),
         ("key", "key", None, "key", "cannot be used"),
         ("made", None, None, "made", "cannot be used"),

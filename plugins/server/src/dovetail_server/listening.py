@@ -98,5 +98,6 @@ def _reject_password() -> str:
 
 def _reason(error: OSError) -> str:
     """Return OpenSSL's reason in words, such as "key values mismatch"."""
-    reason = getattr(error, "reason", None) or error.strerror or "not a PEM file"
-    return str(reason).lower().replace("_", " ")
+    is_openssl = hasattr(error, "library")  # its `strerror` names a line of C
+    reason = error.reason if is_openssl else error.strerror
+    return str(reason).lower().replace("_", " ") if reason else "not a PEM file"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -219,7 +219,7 @@ def read_fields(
     try:
         return msgspec.convert(values, kind), ignored
     except (msgspec.ValidationError, RecursionError) as error:
-        raise _type_error(str(error)) from None
+        raise _type_error(str(error), kind) from None
 
 
 def _check_unsupported(name: str, value: object, allowed: tuple[Any, ...]) -> None:
@@ -232,8 +232,22 @@ def _check_unsupported(name: str, value: object, allowed: tuple[Any, ...]) -> No
     )
 
 
-def _type_error(message: str) -> APIError:
-    """Return the error for a message of msgspec, such as "Expected `int`, got `str` - at `$.n`"."""
+def _choices(kind: type[Struct], name: str | None) -> list[str]:
+    """Return the values that a field accepts if it is a choice of strings."""
+    types = [item.type for item in msgspec.structs.fields(kind) if item.encode_name == name]
+    return [
+        str(value)
+        for member in types + [item for whole in types for item in get_args(whole)]
+        if get_origin(member) is Literal
+        for value in get_args(member)
+    ]
+
+
+def _type_error(message: str, kind: type[Struct]) -> APIError:
+    """Return the error for a message of msgspec, such as "Expected `int`, got `str` - at `$.n`".
+
+    kind: the class of the request.
+    """
     reason, _, location = message.partition(" - at `")
     path = location.rstrip("`").removeprefix("$").removeprefix(".") or None
     if reason.startswith("Object missing required field"):
@@ -244,6 +258,10 @@ def _type_error(message: str) -> APIError:
         )
     expected = re.fullmatch(r"Expected `(.+)`, got `(.+)`", reason)
     subject = f"The field {path}" if path else "The body"
+    if choices := _choices(kind, path):
+        return APIError(
+            f"{subject} must be one of: {', '.join(choices)}.", code="invalid_type", param=path
+        )
     if expected is None:
         return APIError(f"{subject} is invalid: {reason}.", code="invalid_type", param=path)
     type_names = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
