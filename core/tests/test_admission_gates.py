@@ -97,7 +97,7 @@ def test_a_request_that_is_held_too_long_fails_and_is_removed_from_its_gates():
     first.open("a")
     assert admission_gates.take_ready() == [] and admission_gates.take_failed(2_499_999_999) == []
     ((late, message),) = admission_gates.take_failed(2_500_000_000)
-    assert late is a and "admission_timeout_s=2.5: FakeGate was not ready" in message
+    assert late is a and "=2.5: the admission gate FakeGate was not ready." in message
     assert list(admission_gates) == [b] and second.held == ["b"]
     first.open("b")
     second.open("b")

@@ -119,8 +119,8 @@ class AdmissionGates:
     def _timeout_message(self, gate_names: str) -> str:
         return (
             f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: "
-            f"{gate_names} was not ready for the request. Send a request with a smaller grammar or "
-            "adapter, or raise admission_timeout_s."
+            f"the admission gate {gate_names} was not ready. Send a request with a smaller grammar "
+            "or adapter, or raise admission_timeout_s."
         )
 
 
