@@ -6,6 +6,9 @@ import json
 import pytest
 
 from dovetail.cli import main
+from dovetail_lab.commands.experiment_options import run_text
+from dovetail_lab.experiments.run_files import RunRecord
+from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey
 
 SMALL = ["--requests", "60", "--seeds", "3", "--jobs", "1"]
 
@@ -145,6 +148,12 @@ def test_a_wrong_option_of_an_installed_policy_is_rejected_before_the_first_run(
     assert main(["lab", "sweep", "sarathi", "--option", option, "--trace", "chat"]) == 2
     error = capsys.readouterr().err.replace("\n", " ")
     assert message in error and "0 of " not in error
+
+
+@pytest.mark.parametrize(("load", "name"), [(CAPACITY_LOAD, "capacity"), (0.9, "load 0.9")])
+def test_the_progress_names_the_runs_that_measure_the_capacity(load, name):
+    key = RunKey(policy="fcfs", load=load, rate=0.0, seed=1, engine="sim")
+    assert run_text(RunRecord(run_id="a", key=key, status="ok")) == f"fcfs {name} seed 1"
 
 
 @pytest.mark.costly

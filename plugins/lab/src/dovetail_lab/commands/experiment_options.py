@@ -15,6 +15,7 @@ from dovetail.cli.terminal import count_text
 from dovetail.errors import UserError
 from dovetail_lab.experiments.experiment import OnProgress
 from dovetail_lab.experiments.run_files import RunRecord
+from dovetail_lab.experiments.run_key import CAPACITY_LOAD
 from dovetail_lab.experiments.spec import (
     ExperimentSpec,
     make_spec,
@@ -235,7 +236,8 @@ def run_text(record: RunRecord | None) -> str:
     """Return the name of a run for the progress display, with its error if it failed."""
     if record is None:
         return ""
-    name = f"{record.key.policy} load {record.key.load:g} seed {record.key.seed}"
+    load = "capacity" if record.key.load == CAPACITY_LOAD else f"load {record.key.load:g}"
+    name = f"{record.key.policy} {load} seed {record.key.seed}"
     return name if record.ok else f"{name} failed: {record.error[:120]}"
 
 
