@@ -140,12 +140,9 @@ class PoolingMethods:
         from dovetail.entrypoints.batch import rejected_output
 
         _check_options(use_tqdm, on_error)
-        pairs = read_pairs(
-            queries,
-            documents,
-            max_prompts=self.llm_engine.config.limits.max_prompts,
-            is_strict=on_error == "raise",
-        )
+        maximum = self.llm_engine.config.limits.max_prompts
+        strict = on_error == "raise"
+        pairs = read_pairs(queries, documents, max_texts=maximum, is_strict=strict)
         kind = scoring_kind(self.llm_engine.supported_tasks)
         params = _with_task(pooling_params, kind.value)
         run = partial(self._pool, use_tqdm=use_tqdm, on_error=on_error)
@@ -154,7 +151,7 @@ class PoolingMethods:
             for index, error in pairs.errors.items()
         }
         if kind is ScoringKind.CROSS_ENCODER:
-            results |= self._score_pairs(pairs, params, run, is_strict=on_error == "raise")
+            results |= self._score_pairs(pairs, params, run, is_strict=strict)
         else:
             texts = pairs.texts()
             count = len(texts)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -45,9 +45,16 @@ def read_messages(
     naming the field such as "messages[0].role".
     """
     messages = [_read_message(f"{name}[{index}]", item) for index, item in enumerate(items)]
+    known: Collection[str] = ROLES
     for index, message in enumerate(messages):
-        if message["role"] not in ROLES:
-            _check_role(f"{name}[{index}].role", message["role"], templates)
+        role = message["role"]
+        if role not in known and known is ROLES:
+            known = {*ROLES, *_named_roles(templates)}
+        if role not in known:
+            # A typo, or injected text.
+            choices = f"use one of: {', '.join(ROLES)}, or a role that the chat template names."
+            problem = f"is {shorten(role[:40])}; {choices}"
+            raise _invalid(f"{name}[{index}].role", problem, FieldProblem.VALUE)
     return messages
 
 
@@ -69,14 +76,15 @@ def _read_message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
-    """Raise MessageFieldError for a role that no template names: a typo, or injected text."""
-    named = len(role) <= MAX_ROLE_CHARS and any(
-        quote + role + quote in template for template in templates for quote in ("'", '"')
-    )
-    if not named:
-        choices = f"use one of: {', '.join(ROLES)}, or a role that the chat template names."
-        raise _invalid(name, f"is {shorten(role[:40])}; {choices}", FieldProblem.VALUE)
+def _named_roles(templates: Iterable[str]) -> set[str]:
+    """Return the texts in quotes of all templates, read once: a search per message is too slow."""
+    return {
+        text
+        for template in templates
+        for quote in ("'", '"')
+        for text in template.split(quote)[1:-1]
+        if len(text) <= MAX_ROLE_CHARS
+    }
 
 
 def _read_part(name: str, part: Any) -> str:

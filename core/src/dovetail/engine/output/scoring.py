@@ -85,16 +85,16 @@ class TextPairs:
 
 
 def read_pairs(
-    queries: object, documents: object, *, max_prompts: int, is_strict: bool = True
+    queries: object, documents: object, *, max_texts: int, is_strict: bool = True
 ) -> TextPairs:
     """Return the pairs of strings. Raise RequestError, naming the argument, for other types.
 
-    queries: one text for all documents, or one for each. max_prompts: maximum number of strings of
-    each argument. is_strict: whether an entry that is not a string is an error of the whole call,
-    or only of its pairs.
+    queries: one text for all documents, or one for each. max_texts: the maximum number of either,
+    `LimitsConfig.max_prompts`; no more entries are read. is_strict: whether an entry that is not a
+    string is an error of the whole call, or only of its pairs.
     """
-    firsts, first_errors = _texts("queries", queries, max_prompts)
-    seconds, second_errors = _texts("documents", documents, max_prompts)
+    firsts, first_errors = _texts("queries", queries, max_texts)
+    seconds, second_errors = _texts("documents", documents, max_texts)
     num_queries = len(firsts)
     check_counts(num_queries, len(seconds))
     if num_queries == 1:
@@ -126,14 +126,14 @@ def check_counts(
     )
 
 
-def _texts(name: str, value: object, maximum: int) -> tuple[list[str], dict[int, RequestError]]:
+def _texts(name: str, value: object, max_texts: int) -> tuple[list[str], dict[int, RequestError]]:
     """Return the strings of an argument, and errors by index. Other entries become ""."""
     if isinstance(value, str):
         return [plain_text(value)], {}
     if not isinstance(value, (list, tuple)):
         raise RequestError(f"{name} must be a string or a list of strings.", parameter=name)
+    items = take_items(name, value, max_texts, what="strings", limit="max_prompts")
     texts, errors = [], {}
-    items = take_items(name, value, maximum, what="strings", limit="max_prompts")
     for index, item in enumerate(items):
         if not isinstance(item, str):
             entry = f"{name}[{index}]"

@@ -85,8 +85,8 @@ class AsyncPoolingMethods:
         as with `encode`. If a request raises an error, all others of the call are aborted, and the
         error names the text, such as "documents[1]".
         """
-        maximum = self._front.facts.config.limits.max_prompts
-        pairs = read_pairs(queries, documents, max_prompts=maximum)
+        limits = self._front.facts.config.limits
+        pairs = read_pairs(queries, documents, max_texts=limits.max_prompts)
         kind = scoring_kind(self._front.facts.model_info.supported_tasks)
         params = replace(pooling_params or PoolingParams(), task=kind.value)
 
