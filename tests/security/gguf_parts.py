@@ -62,4 +62,6 @@ def _value(kind: int, value: Any) -> bytes:
     lie = value if isinstance(value, WrongLengthValue) else WrongLengthValue(value)
     inner, items = lie.value
     count = len(items) if lie.count is None else lie.count
+    if isinstance(items, bytes):
+        return struct.pack("<IQ", inner, count) + items
     return struct.pack("<IQ", inner, count) + b"".join(_value(inner, item) for item in items)

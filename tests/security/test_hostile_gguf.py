@@ -10,17 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
-from security.gguf_parts import ARRAY, STRING
-from security.hostile_gguf import damage, make_valid
+from security.gguf_parts import ARRAY, STRING, U8
+from security.hostile_gguf import TEMPLATE, damage, make_valid
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError, ModelError
+from dovetail_gguf import metadata
+from dovetail_gguf.model_format import GGUFFormat
 from dovetail_gguf.tokenizer import GGUFTokenizer
 
 TESTS = Path(__file__).resolve().parents[1]
 MAX_SECONDS = 10.0
 MAX_GROWTH_MIB = 400
 NUM_SHORT, NUM_ALL = 150, 2000
+USER = {"role": "user", "content": "hello"}
 OPTIONS = {
     "max_model_len": 32,
     "max_num_seqs": 2,
@@ -104,3 +107,45 @@ def test_a_list_beyond_its_limit_is_rejected_before_it_is_read(key, count, limit
     ):
         GGUFTokenizer.from_directory(path)
     assert time.monotonic() - start < MAX_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("llama.block_count", (ARRAY, (U8, bytes(9001))), "has 9001 values"),
+        ("general.architecture", (STRING, "x" * 9001), "9001 bytes"),
+        ("split.count", (ARRAY, (U8, bytes(9001))), "has 9001 values"),
+    ],
+)
+def test_a_long_value_of_any_key_is_rejected_before_it_is_converted(
+    key, value, words, tmp_path, monkeypatch
+):
+    """A byte of an array takes at least 8 bytes in a list."""
+    monkeypatch.setattr(metadata, "MAX_READ_VALUES", 9000)
+    monkeypatch.setattr(metadata, "MAX_READ_BYTES", 9000)
+    parts, path = make_valid(), tmp_path / "long.gguf"
+    parts.metadata[key] = value
+    path.write_bytes(parts.to_bytes())
+    with pytest.raises(ModelError, match=rf"long\.gguf: {key} .*{words}"):
+        GGUFFormat().describe(path)
+
+
+def test_a_long_value_of_an_unknown_key_has_no_effect(tmp_path):
+    parts, path = make_valid(), tmp_path / "long.gguf"
+    parts.metadata["unknown"] = (ARRAY, (U8, bytes((1 << 22) + 1)))
+    parts.metadata["tokenizer.chat_template"] = (STRING, TEMPLATE + "{# long #}" * 1000)
+    path.write_bytes(parts.to_bytes())
+    assert GGUFFormat().describe(path).config["num_hidden_layers"] == 1
+    assert len(GGUFTokenizer.from_directory(path).apply_chat_template([USER])) > 5
+
+
+@pytest.mark.parametrize("distance", [0, 32])
+def test_tensors_that_overlap_are_rejected(distance, tmp_path):
+    """Otherwise a file of 1 GB may contain a model of 100 TB."""
+    parts, path = make_valid(), tmp_path / "small.gguf"
+    by_name = {tensor[0]: tensor for tensor in parts.tensors}
+    by_name["blk.0.ffn_up.weight"][3] = by_name["blk.0.ffn_gate.weight"][3] + distance
+    path.write_bytes(parts.to_bytes())
+    expected = r"small\.gguf is damaged: the tensors 'blk.0.ffn_gate.weight' and .* overlap"
+    with pytest.raises(ModelError, match=expected):
+        LLM(str(path), **OPTIONS)
