@@ -3,7 +3,7 @@
 Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, arXiv:2501.14312. As in
 deficit round robin, the computed tokens of a tenant reduce its credit; when no waiting tenant
 has credit, each tenant gets another quantum of credit. A large quantum favors cache hits, a small
-quantum favors fairness.
+quantum favors fairness. Of many idle tenants, those with the most credit are forgotten.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
+from dovetail_sched_research.tenants import MAX_IDLE_TENANTS, forget_idle
 
 
 class DLPMOptions(BaseModel):
     """The options.
 
-    quantum: credit that a tenant gets at a time, in weighted tokens. output_weight: cost of an
-    output token relative to a prompt token.
+    quantum: credit that a tenant gets at a time, in weighted tokens; at least 1. output_weight:
+    cost of an output token relative to a prompt token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    quantum: float = Field(default=4096.0, gt=0, allow_inf_nan=False)
+    quantum: float = Field(default=4096.0, ge=1, allow_inf_nan=False)
     output_weight: float = Field(default=2.0, ge=0, allow_inf_nan=False)
 
 
@@ -43,13 +44,15 @@ class DLPMPolicy(Policy):
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int, int]:
         """Return (number of quanta until the tenant has credit, -cached tokens, arrival)."""
-        refills = max(0, 1 + math.floor(-self._credits[request.tenant] / self._options.quantum))
-        return refills, -view.num_cached_tokens(request), request.sequence
+        return self._refills(request.tenant), -view.num_cached_tokens(request), request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue running requests. Admit requests with credit until one request is denied."""
         yield CONTINUE
         waiting = list(view.waiting) if view.seats_left else []
+        if waiting and len(self._credits) > MAX_IDLE_TENANTS:
+            active = {request.tenant for request in (*waiting, *view.running)}
+            forget_idle(self._credits, active, gain=lambda credit: -credit)
         while waiting:
             best = next((item for item in waiting if self._credits[item.tenant] > 0), None)
             if best is None:
@@ -70,5 +73,12 @@ class DLPMPolicy(Policy):
         self._credits[request.tenant] -= self._options.output_weight * num_tokens
 
     def _refill(self, waiting: list[RequestView]) -> None:
-        for tenant in {request.tenant for request in waiting}:
-            self._credits[tenant] += self._options.quantum
+        """Add quanta to all waiting tenants until the first of them has credit."""
+        tenants = {request.tenant for request in waiting}
+        credit = min(map(self._refills, tenants)) * self._options.quantum
+        for tenant in tenants:
+            self._credits[tenant] += credit
+
+    def _refills(self, tenant: str) -> int:
+        """Return the number of quanta until the tenant has credit."""
+        return max(0, 1 + math.floor(-self._credits[tenant] / self._options.quantum))

@@ -17,6 +17,9 @@ from pydantic import AfterValidator
 
 from dovetail.interfaces import RequestView
 
+_MAX_ERROR = 300.0
+"""Maximum logarithm of a factor; a larger one overflows."""
+
 Predictor = Callable[[RequestView], float]
 """Returns the expected total number of output tokens of a request, at least 1."""
 
@@ -59,17 +62,16 @@ def make_predictor(text: str) -> Predictor:
 def _noisy(sigma: float) -> Predictor:
     def expect_roughly(request: RequestView) -> float:
         error = Random(request.sequence).gauss(0.0, sigma)
-        return max(1.0, expect_declared(request) * math.exp(error))
+        return max(1.0, expect_declared(request) * math.exp(min(error, _MAX_ERROR)))
 
     return expect_roughly
 
 
 def _bucketed(base: float) -> Predictor:
     def expect_bucket(request: RequestView) -> float:
-        bucket = 1.0
-        while bucket < expect_declared(request):
-            bucket *= base
-        return bucket
+        # Rounded: the logarithm of a power of `base` may be slightly above the exponent.
+        exponent = math.ceil(round(math.log(max(1.0, expect_declared(request)), base), 9))
+        return base**exponent
 
     return expect_bucket
 

@@ -3,7 +3,7 @@
 Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588. Each
 tenant has a counter of its service: weighted tokens divided by the tenant's weight. The tenant with
 the lowest counter is served next. When an idle tenant returns, its counter is raised to the lowest
-counter of the others.
+counter of the others. Of many idle tenants, those with the lowest counters are forgotten.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
+from dovetail_sched_research.tenants import forget_idle
 
 
 class VTCOptions(BaseModel):
     """The options.
 
-    prompt_weight, output_weight: cost of a prompt token and of an output token. weights: maps a
-    tenant's name to its weight, 1 by default.
+    prompt_weight, output_weight: cost of a token. weights: of tenants by name, 1 by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
     prompt_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     output_weight: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
@@ -76,6 +75,7 @@ class VTCPolicy(Policy):
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]
             counters[tenant] = max(counters[tenant], min(counters[name] for name in others))
+            forget_idle(counters, self._waiting.keys() | {tenant}, gain=lambda counter: counter)
         self._waiting.setdefault(tenant, set()).add(request.sequence)
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
