@@ -13,6 +13,7 @@ from dovetail.engine.messages.history import MAX_CALLS, CallForm, call_form, pre
 from dovetail.engine.messages.tool_use import MAX_TOOLS, constrain, read_tools
 from dovetail.errors import RequestError
 from dovetail.interfaces import ReasoningMarkers, ToolParser
+from dovetail.sampling_params import MAX_GRAMMAR_CHARS
 from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_devkit.fakes.tool_parser import FakeToolParser
@@ -200,6 +201,39 @@ def test_the_error_for_an_unsupported_tool_feature_names_it(
     assert error.value.parameter == field
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"json": "{bad"},
+        {"json": DEEP},
+        {"json": '{"maximum": 1' + "0" * 5000 + "}"},
+        {"json": '{"title": "\\ud800"}'},
+        {"json": "5"},
+        {"form": "choice", "text": "5"},
+        {"form": "choice", "text": "[5]"},
+        {"form": "choice", "text": "{"},
+        {"json": '{"title": "' + "x" * (MAX_GRAMMAR_CHARS - 20) + '"}'},
+    ],
+)
+@pytest.mark.parametrize("tools", [None, []])
+def test_a_grammar_that_is_not_valid_json_is_rejected(answer: dict[str, str], tools: Any) -> None:
+    markers = ReasoningMarkers(end="<|end|>", answer="<|final|>")
+    grammar = StructuredOutputsParams(**answer)
+    with pytest.raises(RequestError) as error:
+        constrained(tools=tools, markers=markers, answer=grammar)
+    assert error.value.parameter in ("structured_outputs", "tools")
+
+
+def test_the_error_for_tools_that_are_too_large_for_a_grammar_names_them() -> None:
+    large = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(15_000)}}
+    with pytest.raises(RequestError, match="the grammar of tools cannot be used") as error:
+        constrained(tools=[tool(parameters=large)], choice="required")
+    assert error.value.parameter == "tools"
+
+
 def test_without_tools_the_sampling_parameters_are_unchanged() -> None:
     for arguments in ({"tools": []}, {"choice": "none"}, {"tools": [], "markers": MARKERS}):
         params = constrained(**arguments)
@@ -327,6 +361,15 @@ def test_the_error_for_an_invalid_message_history_names_the_field(
 
 
 def test_deeply_nested_tool_call_arguments_remain_a_string() -> None:
-    deep = "[" * 100_000 + "]" * 100_000
-    (message,) = prepare_history([assistant(call(deep))])
-    assert message["tool_calls"][0]["function"]["arguments"] == deep
+    (message,) = prepare_history([assistant(call(DEEP))])
+    assert message["tool_calls"][0]["function"]["arguments"] == DEEP
+
+
+def test_tool_call_arguments_that_json_cannot_represent_are_rejected() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    for arguments in ({"a": b"bytes"}, {"a": 10**5000}, deep):
+        with pytest.raises(RequestError, match="an object that JSON can represent") as error:
+            prepare_history([assistant(call(arguments))], CallForm(with_objects=False))
+        assert error.value.parameter == "messages[0].tool_calls[0].function.arguments"

@@ -149,15 +149,20 @@ def _read_call(where: str, call: object, *, with_objects: bool) -> dict[str, Any
         raise invalid(f"{where}.function.name", function.get("name"), "a string")
     if "id" in call and not isinstance(call["id"], str):
         raise invalid(f"{where}.id", call["id"], "a string")
-    arguments = function.get("arguments", {})
+    field, arguments = f"{where}.function.arguments", function.get("arguments", {})
     if not isinstance(arguments, (str, Mapping)):
-        raise invalid(f"{where}.function.arguments", arguments, "a string with a JSON object")
-    shown = _object_of(arguments) if with_objects else _text_of(arguments)
+        raise invalid(field, arguments, "a string with a JSON object")
+    shown = _object_of(arguments) if with_objects else _text_of(field, arguments)
     return {**call, "function": {**function, "arguments": shown}}
 
 
-def _text_of(arguments: str | Mapping[str, Any]) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def _text_of(field: str, arguments: str | Mapping[str, Any]) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise invalid(field, arguments, "an object that JSON can represent") from None
 
 
 def _object_of(arguments: str | Mapping[str, Any]) -> Any:

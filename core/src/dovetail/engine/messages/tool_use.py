@@ -28,6 +28,7 @@ _OBJECT_KEYWORDS = frozenset(
 )
 """A schema of parameters must have `type` or one of these keywords."""
 
+_GRAMMAR_FIELD = "structured_outputs"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -108,7 +109,7 @@ def constrain(
     changes: dict[str, Any] = {}
     grammar = _grammar_of(params, use, parser_cls, markers, has_grammar=has_grammar)
     if grammar is not None:
-        changes["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
+        changes["structured_outputs"] = _tag(grammar, "tools" if use.offered else _GRAMMAR_FIELD)
     if thinking_budget is not None and markers is None:
         raise RequestError(
             "thinking_budget requires a reasoning model: no reasoning parser matches the chat "
@@ -199,21 +200,44 @@ def _structure(tool: Mapping[str, Any], text: CallText) -> dict[str, Any]:
     return {"begin": text.begin, "schema": schema, "end": text.end}
 
 
+def _tag(grammar: dict[str, Any], field: str) -> StructuredOutputsParams:
+    """Return a structural tag as parameters. field: the field of the request, for errors."""
+    try:
+        return StructuredOutputsParams(structural_tag=grammar)
+    except RequestError as error:
+        raise RequestError(
+            f"the grammar of {field} cannot be used: {error}", parameter=field
+        ) from None
+
+
 def _value(response_grammar: StructuredOutputsParams) -> dict[str, Any]:
     """Return the part of a structural tag that describes the grammar of an output."""
     form, text = response_grammar.form, response_grammar.text
-    if form in ("json_schema", "json_object"):
-        schema = {"type": "object"} if form == "json_object" else json.loads(text)
-        if isinstance(schema, dict):
-            return {"schema": schema}
+    if form == "json_object":
+        return {"schema": {"type": "object"}}
     if form in ("regex", "grammar"):
         return {form: text}
-    if form == "choice":
-        return {"regex": "|".join(_escaped(load) for load in json.loads(text))}
+    value = _parsed(text) if form in ("json_schema", "choice") else None
+    if form == "json_schema" and isinstance(value, dict):
+        return {"schema": value}
+    if form == "choice" and isinstance(value, list) and all(isinstance(x, str) for x in value):
+        return {"regex": "|".join(map(_escaped, value))}
     raise RequestError(
-        f"the form {form} of structured_outputs cannot be combined with tools or reasoning.",
-        parameter="structured_outputs",
+        f"the form {form} of structured_outputs, with this value, cannot be combined with tools or "
+        "reasoning.",
+        parameter=_GRAMMAR_FIELD,
     )
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON value of a user's text. Raise RequestError if it is not valid."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also for an integer of 5,000 digits
+        raise RequestError(
+            f"structured_outputs is not valid JSON: {shorten(str(error))[1:-1]}.",
+            parameter=_GRAMMAR_FIELD,
+        ) from None
 
 
 def _escaped(text: str) -> str:
