@@ -1,4 +1,5 @@
 import inspect
+import time
 
 import pytest
 
@@ -102,3 +103,10 @@ def test_an_engine_dead_error_reports_the_running_requests():
 def test_errors_suggest_the_nearest_known_name(name, known, hint):
     assert nearest(name, known) == hint
     assert nearest(name, iter(known)) == hint
+
+
+def test_the_nearest_of_many_or_long_names_is_found_in_limited_time():
+    begin = time.process_time()
+    names = ["x" * 1_000_000, *(f"weight{number}" for number in range(200_000))]
+    assert nearest("weights", names).startswith(" Did you mean 'weight")
+    assert time.process_time() - begin < 2

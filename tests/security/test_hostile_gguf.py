@@ -139,6 +139,16 @@ def test_a_long_value_of_an_unknown_key_has_no_effect(tmp_path):
     assert len(GGUFTokenizer.from_directory(path).apply_chat_template([USER])) > 5
 
 
+@pytest.mark.parametrize("name", ["x" * 501, "\x1b[2J", "a\nb"])
+def test_a_tensor_with_a_long_or_unprintable_name_is_rejected(name, tmp_path):
+    parts, path = make_valid(), tmp_path / "small.gguf"
+    parts.tensors[3][0] = name
+    path.write_bytes(parts.to_bytes())
+    with pytest.raises(ModelError, match=r"a tensor has the name .* unprintable") as error:
+        GGUFFormat().describe(path)
+    assert str(error.value).isprintable()
+
+
 @pytest.mark.parametrize("distance", [0, 32])
 def test_tensors_that_overlap_are_rejected(distance, tmp_path):
     """Otherwise a file of 1 GB may contain a model of 100 TB."""

@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 
 
 class DovetailError(Exception):
@@ -159,6 +160,8 @@ class EngineDeadError(DovetailError):
 
 _MAX_TYPED = 200
 """Maximum length of a name that is compared with known names."""
+_MAX_KNOWN = 2000
+"""Maximum number of known names; each comparison takes up to 0.1 ms."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -168,7 +171,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     if len(name) > _MAX_TYPED:
         return ""
-    names = list(known)
+    names = [item for item in islice(known, _MAX_KNOWN) if len(item) <= _MAX_TYPED]
     same = [item for item in names if _letters(item) == _letters(name)]
     folded = {item.casefold(): item for item in reversed(names)}
     close = [

@@ -30,6 +30,7 @@ MAX_ENTRIES = 1 << 16
 """Maximum number of metadata entries."""
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1 << 16
+MAX_TENSOR_NAME_CHARS = 500
 MAX_DIMENSIONS = 4
 MAX_SPLITS = 1000
 
@@ -204,6 +205,8 @@ class _Part:
 
     def _tensor_head(self, cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name = cursor.text(MAX_NAME_BYTES)
+        if len(name) > MAX_TENSOR_NAME_CHARS or not name.isprintable():
+            raise Damaged(f"a tensor has the name {name!r:.200}, which is too long or unprintable")
         num_dimensions = cursor.unpack(U32)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise Damaged(f"the tensor {name!r:.200} has {num_dimensions} dimensions")

@@ -25,6 +25,8 @@ PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 MAX_HEADER_BYTES = 64 << 20
 """Published checkpoints have headers of less than 1 MiB."""
 MAX_SHARDS = 10_000
+MAX_NAME_CHARS = 500
+_MAX_ERROR_CHARS = 200
 _LENGTH_BYTES = 8
 
 
@@ -75,7 +77,7 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
     """Return all weights by name, in the order of the files.
 
     Raises WeightError for a corrupt or truncated file, a weight that the index lists but the
-    file does not contain, and a weight in two files.
+    file does not contain, a weight in two files, and a name that cannot be shown.
     """
     entries: dict[str, WeightEntry] = {}
     for path, promised in files.items():
@@ -89,7 +91,8 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
         broken = sorted(promised - entries.keys())
         if broken:
             raise WeightError(
-                f"{path}: {INDEX_FILE} lists {broken[0]} for this file, which does not contain it "
+                f"{path}: {INDEX_FILE} lists {_shown(broken[0])} for this file, which does not "
+                f"contain it "
                 f"({len(broken)} such weights): the index and the file belong to different "
                 "checkpoints"
             )
@@ -114,7 +117,8 @@ def open_weights(path: Path) -> Iterator[Any]:
             yield handle
     except SafetensorError as error:
         raise WeightError(
-            f"{path} cannot be read ({error}): the file is truncated or not a safetensors file; "
+            f"{path} cannot be read ({_shown(str(error))}): the file is truncated or not a "
+            "safetensors file; "
             "download it again and compare its size and checksum with the source's"
         ) from error
 
@@ -146,9 +150,19 @@ def _check_header_length(path: Path) -> None:
 def _read_header(path: Path) -> Iterator[WeightEntry]:
     with open_weights(path) as handle:
         for name in handle.keys():  # noqa: SIM118 - a handle is not a mapping
+            if len(name) > MAX_NAME_CHARS or not name.isprintable():
+                raise WeightError(
+                    f"{path} has a weight with the name {shorten(name)}; names must have at most "
+                    f"{MAX_NAME_CHARS} characters, all printable"
+                )
             view = handle.get_slice(name)
             shape = tuple(view.get_shape())
             yield WeightEntry(name=name, path=path, shape=shape, dtype=view.get_dtype())
+
+
+def _shown(text: str) -> str:
+    """Return a text from a file for a message: its first characters, on one line."""
+    return "".join(x if x.isprintable() else " " for x in text[:_MAX_ERROR_CHARS])
 
 
 def _read_index(index: Path) -> dict[str, Any]:
