@@ -55,6 +55,19 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"hidden_size": 2**20}, ("head size is 262144", "hidden_size 1048576")),
         ({"head_dim": 7}, ("rotary_dim=7", "head_dim")),
         ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
+        ({"rms_norm_eps": 1e-300}, ("rms_norm_eps", "from 1e-30 to 1e+30")),
+        ({"rms_norm_eps": 1e300}, ("rms_norm_eps", "from 1e-30 to 1e+30")),
+        (
+            {
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "factor": 2.0}
+                | {"long_factor": [1.0] * 3, "original_max_position_embeddings": 1}
+            },
+            ("'longrope'", "original_max_position_embeddings above 1"),
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 1e-29}, "rope_theta": 1e-29},
+            ("rope_theta 1e-29", "'linear'", "angles above 1e+28"),
+        ),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
         ({"rope_scaling": {"type": "dynamical", "factor": 2.0}}, ("'dynamical'", "yarn")),
         ({"rope_parameters": {"rope_type": "lama3"}}, ("'lama3'", "Did you mean 'llama3'?")),

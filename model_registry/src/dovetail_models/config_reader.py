@@ -6,7 +6,6 @@ and their defaults.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,10 @@ MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 10_000
 """The maximum number of layers. Creating more layers would exhaust the memory, so a larger number
 is treated as an error in the file."""
+
+
+_LEAST, _GREATEST = 1e-30, 1e30
+"""The range of numbers. No model has other values, and float32 cannot represent some of them."""
 
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:
@@ -40,13 +43,14 @@ def read_num_layers(config: Config) -> int:
 
 
 def read_number(config: Config, field: str, default: float) -> float:
-    """Return a positive number, or the default if the field is absent or null."""
+    """Return a number from 1e-30 to 1e30, or the default if the field is absent or null."""
     value = config.get(field)
     if value is None:
         value = default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= sys.float_info.max:
-        raise _wrong(config, field, value, "a positive number")
+    if not is_number or not _LEAST <= value <= _GREATEST:
+        expected = f"a positive number from {_LEAST:g} to {_GREATEST:g}"
+        raise _wrong(config, field, value, expected)
     return float(value)
 
 

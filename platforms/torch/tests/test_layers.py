@@ -35,6 +35,7 @@ from dovetail_torch.layers import (
     gated_activation,
     pack_linears,
 )
+from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_frequencies
 
 OPS = TorchOps()
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -309,6 +310,17 @@ class OrderOfCalls:
     ) -> torch.Tensor:
         self.rotary_args = rotary_args
         return q_THD + index + v_TKD[:, :1] - k_TKD[:, :1]
+
+
+@pytest.mark.parametrize("theta", [1.0000000000000002, 0.9999999999999999])
+def test_a_ramp_of_yarn_may_begin_beyond_all_integers_of_64_bits(theta: float) -> None:
+    config = {
+        "rope_theta": theta,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1e-29, "beta_slow": 1.0},
+        "max_position_embeddings": 2**31 - 1,
+    }
+    frequency_F, scale = rope_frequencies(read_rope_parameters(config), 8192)
+    assert frequency_F.isfinite().all() and scale > 1
 
 
 def test_the_attention_layer_passes_its_index_and_flattens_the_heads() -> None:

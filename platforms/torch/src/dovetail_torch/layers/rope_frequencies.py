@@ -24,6 +24,8 @@ _OTHER_NAMES = {"mrope": "default", "su": "longrope"}
 """Other names of types. All coordinates of a text token are equal, so mrope is the default type."""
 _MINIMUM, _GREATEST = 1e-30, 1e30
 """The valid range. No model was trained with values outside of it, and float32 would overflow."""
+_MAX_FREQUENCY = 1e28
+"""Maximum angle of a position. With a larger one, the angle of the last position is infinite."""
 
 
 def read_rope_parameters(
@@ -89,9 +91,16 @@ def rope_frequencies(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """Return the angles per position, float32 [F], and a multiplier of cosines and sines.
 
     parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, if
-    one is missing or not a number.
+    one is missing or not a number, and for angles that are too large for float32.
     """
-    return ROPE_TYPES[parameters["rope_type"]](parameters, rotary_dim)
+    frequency_F, scale = ROPE_TYPES[parameters["rope_type"]](parameters, rotary_dim)
+    if frequency_F.device.type != "meta" and not bool((frequency_F < _MAX_FREQUENCY).all()):
+        raise ModelError(
+            f"config.json: rope_theta {shorten(parameters['rope_theta'])} and the other parameters "
+            f"of rope type {parameters['rope_type']!r} give angles above {_MAX_FREQUENCY:g}: "
+            "correct rope_parameters (rope_scaling in older files)"
+        )
+    return frequency_F, scale
 
 
 def _default(parameters: Parameters, rotary_dim: int) -> Frequencies:
@@ -137,7 +146,8 @@ def _yarn(parameters: Parameters, rotary_dim: int) -> Frequencies:
     last = dimension_of(_number(parameters, "beta_slow", 1, zero_is_absent=True))
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rotary_dim - 1)
+    # An integer could be too large for torch.
+    first, last = max(float(first), 0.0), min(last, rotary_dim - 1)
     # Equal ends would divide by zero; use a step at `first` instead.
     width = (last - first) or 0.001
     dimension_F = torch.arange(rotary_dim // 2, dtype=torch.float32)
@@ -215,6 +225,10 @@ def _longrope(parameters: Parameters, rotary_dim: int) -> Frequencies:
     ones, so that all tokens of all requests have the same angles.
     """
     original = _number(parameters, "original_max_position_embeddings")
+    if original == 1:
+        raise ModelError(
+            "config.json: rope type 'longrope' needs original_max_position_embeddings above 1"
+        )
     name = "long_factor" if (parameters.get("max_model_len") or 0) > original else "short_factor"
     divisors = parameters.get(name)
     is_list = isinstance(divisors, list | tuple) and len(divisors) == rotary_dim // 2
