@@ -126,6 +126,18 @@ COMPLETION = [
     ("suffix", "the end"),
     ("add_special_tokens", 1),
 ]
+SURROGATE_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "f", "arguments": '{"a": "\\ud800"}'},
+        }
+    ],
+}
+"""A call whose arguments are valid JSON, but contain a lone surrogate."""
 CHAT = [
     ("messages", None),
     ("messages", []),
@@ -142,6 +154,7 @@ CHAT = [
     ("messages", [{"role": "user", "content": [{"type": "text"}]}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
     ("messages", [{"role": "user", "content": "a"}] * 5000),
+    ("messages", [{"role": "user", "content": "a"}, SURROGATE_CALL]),
     ("messages", [{"role": "user", "content": "a " * 5000}]),
     ("max_completion_tokens", 0),
     ("max_completion_tokens", "1"),
@@ -154,6 +167,7 @@ CHAT = [
     ("chat_template", 1),
     ("chat_template_kwargs", []),
     ("chat_template_kwargs", {"messages": []}),
+    ("chat_template_kwargs", {"self": 1}),
     ("chat_template_kwargs", {"tokenize": False}),
     ("tool_choice", "required"),
     ("functions", [{}]),

@@ -119,6 +119,21 @@ def test_a_request_beyond_the_limit_is_rejected_before_its_body_is_read(small):
     assert small.complete(prompt=PROMPT).status == 200
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+def test_requests_to_the_tokenizer_count_towards_the_limit(small, path):
+    """Otherwise their bodies need unlimited memory while they wait for a thread."""
+    messages = [{"role": "user", "content": PROMPT}]
+    bodies = {"/tokenize": {"prompt": PROMPT}, "/detokenize": {"tokens": [5]}}
+    body = bodies.get(path, {"model": "demo", "messages": messages})
+    pause(small)
+    waiting = [Sent(small, LONG | {"max_tokens": 2}) for _ in range(2)]
+    wait_until(lambda: load_of(small) == 2)
+    assert small.post(path, body).status == 429
+    resume(small)
+    assert [item.read()[0] for item in waiting] == [200, 200]
+    assert small.post(path, body).status == 200
+
+
 def test_completions_count_towards_the_limit(small):
     reply = small.complete(prompt=PROMPT, n=3)
     assert reply.status == 400 and reply.error["param"] == "n"

@@ -2,6 +2,8 @@
 
 import pytest
 
+from dovetail_server.routes.tokens import MAX_TEXT_CHARS
+
 TEXT = "One and two"
 
 
@@ -56,6 +58,12 @@ def test_the_error_of_a_tokenizer_route_names_the_invalid_field(server, path, bo
     reply = server.post(path, body)
     assert 400 <= reply.status < 500, reply.content
     assert reply.error["param"].split("[")[0].split(".")[0] == param and reply.error["code"]
+
+
+def test_a_text_that_is_too_long_to_be_tokenized_is_rejected(server):
+    reply = server.post("/tokenize", {"prompt": "a" * (MAX_TEXT_CHARS + 1)})
+    assert reply.status == 400 and reply.error["param"] == "prompt"
+    assert "1048577 characters" in reply.error["message"]
 
 
 @pytest.mark.parametrize(

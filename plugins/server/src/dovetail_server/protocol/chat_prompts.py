@@ -21,14 +21,22 @@ from dovetail.engine.messages.conversation import MessageFieldError
 from dovetail.engine.messages.history import CallForm, call_form, has_calls, prepare_history
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
+from dovetail.value_checks import check_encodable
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import ChatRequest
 from dovetail_server.protocol.messages import read_use, tool_variables
 
 RESERVED_VARIABLES = frozenset(
-    {"messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+    {
+        "self",
+        "messages",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+    }
 )
-"""Names that `chat_template_kwargs` must not have."""
+"""Names that `chat_template_kwargs` must not have: arguments of `Tokenizer.apply_chat_template`."""
 
 _MARKS = range(0xF0000, 0xF0100)
 """Private-use characters; one that the messages do not contain marks the split points."""
@@ -137,8 +145,12 @@ def render(
 
 
 def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
-    """Return the token ids of a rendered conversation, in which `mark` splits strings."""
+    """Return the token ids of a rendered conversation, in which `mark` splits strings.
+
+    Raises RequestError, parameter "messages", for lone surrogates.
+    """
     pieces = text.split(mark) if mark else [text]
+    check_encodable("messages", text)  # the arguments of a tool call can contain "\\ud800"
     return [
         token
         for piece in pieces

@@ -67,12 +67,13 @@ class MessagesRoutes:
         """Respond with the number of tokens of a prompt."""
         llm = self._state.slot.llm
         _read_headers(exchange)
-        request = await self._chats.read(exchange, CountRequest, RULES)
-        try:
-            tokens, _ = await asyncio.to_thread(chat_prompt, llm, _chat(llm, request))
-        except (APIError, UserError) as error:
-            raise rename_fields(api_error(error), NAMES) from error
-        await exchange.respond({"input_tokens": len(tokens)})
+        with self._state.admit(llm):
+            request = await self._chats.read(exchange, CountRequest, RULES)
+            try:
+                tokens, _ = await asyncio.to_thread(chat_prompt, llm, _chat(llm, request))
+            except (APIError, UserError) as error:
+                raise rename_fields(api_error(error), NAMES) from error
+            await exchange.respond({"input_tokens": len(tokens)})
 
     def _form(
         self, kind: type[ResponseForm], llm: AsyncLLM, chat: ChatRequest, *, num_top: int | None

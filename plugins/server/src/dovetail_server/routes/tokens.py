@@ -19,6 +19,8 @@ from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
 MAX_TOKEN_ID = 2**31 - 1
+MAX_TEXT_CHARS = 1 << 20
+"""Maximum characters of a text, as in a conversation. Longer texts delay other requests."""
 
 
 class TokenizeText(Struct, kw_only=True):
@@ -68,6 +70,10 @@ class TokenRoutes:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Respond with the token ids of a text or a conversation."""
+        with self._state.admit(self._state.slot.llm):
+            await self._tokenize(exchange)
+
+    async def _tokenize(self, exchange: Exchange) -> None:
         llm, fields = self._state.slot.llm, await exchange.read_object()
         tokenizer = self._tokenizer()
         kind = TokenizeChat if "messages" in fields else TokenizeText
@@ -85,6 +91,12 @@ class TokenRoutes:
             )
             tokens, _ = await asyncio.to_thread(chat_prompt, llm, chat)
         else:
+            if len(request.prompt) > MAX_TEXT_CHARS:
+                raise APIError(
+                    f"prompt has {len(request.prompt)} characters; at most {MAX_TEXT_CHARS} are "
+                    "accepted.",
+                    param="prompt",
+                )
             adds = request.add_special_tokens is not False
             tokens = await asyncio.to_thread(_encode, tokenizer, request.prompt, adds)
         body = {"count": len(tokens), "max_model_len": llm.max_model_len, "tokens": tokens}
@@ -94,6 +106,10 @@ class TokenRoutes:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Respond with the text of token ids."""
+        with self._state.admit(self._state.slot.llm):
+            await self._detokenize(exchange)
+
+    async def _detokenize(self, exchange: Exchange) -> None:
         fields = await exchange.read_object()
         tokenizer = self._tokenizer()
         strict = self._state.settings.strict_params
