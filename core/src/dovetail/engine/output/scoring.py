@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import mul
+from typing import Any
 
 from dovetail.errors import RequestError, UserError
 from dovetail.outputs import PoolingOutput, PoolingRequestOutput
@@ -23,6 +24,9 @@ Vector = Sequence[float]
 _sumprod: Callable[[Iterable[float], Iterable[float]], float] = getattr(
     math, "sumprod", lambda first, second: sum(map(mul, first, second))
 )
+
+MAX_PRODUCTS = 1 << 28
+"""Maximum number of multiplications for the score of a pair; they take up to 10 s."""
 
 
 class ScoringKind(StrEnum):
@@ -149,12 +153,20 @@ def _entry(name: str, index: int, count: int) -> str:
 def compare(
     kind: ScoringKind, query: PoolingRequestOutput, document: PoolingRequestOutput
 ) -> PoolingRequestOutput:
-    """Return the score of two pooled strings, or the output of the one that failed."""
+    """Return the score of two pooled strings, or the output of the one that failed.
+
+    Pairs of long texts with a vector for each token get an output with `error` set.
+    """
     for output in (query, document):
         if output.outputs is None:
             return output
     assert query.outputs is not None and document.outputs is not None, "checked above"
-    measure = max_similarity if kind is ScoringKind.LATE_INTERACTION else cosine
+    measure: Callable[[Any, Any], float] = cosine
+    if kind is ScoringKind.LATE_INTERACTION:
+        measure, data = max_similarity, query.outputs.data
+        if len(data) * len(document.outputs.data) * len(data[0]) > MAX_PRODUCTS:
+            problem = _too_long(query, document)
+            return replace(document, outputs=None, error=problem, finish_reason="error")
     return replace(
         document,
         request_id=f"{query.request_id}-{document.request_id}",
@@ -165,13 +177,27 @@ def compare(
     )
 
 
+def _too_long(query: PoolingRequestOutput, document: PoolingRequestOutput) -> str:
+    lengths = len(query.prompt_token_ids), len(document.prompt_token_ids)
+    return (
+        f"prompt: comparing a query of {lengths[0]} tokens with a document of {lengths[1]} tokens "
+        "takes too long; shorten one of the texts, or set truncate_prompt_tokens."
+    )
+
+
 def compare_all(
-    kind: ScoringKind, pairs: TextPairs, pooled: Mapping[str, PoolingRequestOutput]
+    kind: ScoringKind,
+    pairs: TextPairs,
+    pooled: Mapping[str, PoolingRequestOutput],
+    indexes: Iterable[int] | None = None,
 ) -> list[PoolingRequestOutput]:
-    """Return the score of each valid pair of strings. pooled: the output of each string."""
+    """Return the score of each valid pair of strings, or of the pairs with these indexes.
+
+    pooled: the output of each string.
+    """
     return [
         compare(kind, pooled[pairs.queries[index]], pooled[pairs.documents[index]])
-        for index in pairs.valid
+        for index in (pairs.valid if indexes is None else indexes)
     ]
 
 

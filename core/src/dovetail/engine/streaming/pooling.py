@@ -13,7 +13,7 @@ from dovetail.outputs import PoolingRequestOutput, RequestOutputKind
 from dovetail.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from dovetail.engine.output.scoring import TextPairs
     from dovetail.engine.streaming.request_streamer import RequestStreamer
@@ -24,6 +24,8 @@ LONG_TEXT_CHARS = 4096
 """Pairs of strings with more characters are tokenized in another thread."""
 MANY_VALUES = 2**15
 """Larger results are converted in another thread."""
+PAIRS_AT_ONCE = 64
+"""Number of pairs of embeddings that are compared at a time."""
 
 
 class AsyncPoolingMethods:
@@ -110,7 +112,7 @@ class AsyncPoolingMethods:
             [encode({"prompt": text}, params, name) for text, name in texts.items()]
         )
         pooled = dict(zip(texts, outputs, strict=True))
-        return await asyncio.to_thread(compare_all, kind, pairs, pooled)
+        return await _compare(kind, pairs, pooled)
 
     async def _encode_pair(
         self, pairs: TextPairs, index: int, keep_first: int | None
@@ -121,6 +123,21 @@ class AsyncPoolingMethods:
         if len(first) + len(second) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(encode_pair, first, second, keep_first, names)
         return encode_pair(first, second, keep_first, names)
+
+
+async def _compare(
+    kind: ScoringKind, pairs: TextPairs, pooled: Mapping[str, PoolingRequestOutput]
+) -> list[PoolingRequestOutput]:
+    """Return the scores, some pairs at a time, so that a cancelled call ends soon.
+
+    A pair of long texts takes seconds if every token has a vector.
+    """
+    valid, scores = pairs.valid, list[PoolingRequestOutput]()
+    step = 1 if kind is ScoringKind.LATE_INTERACTION else PAIRS_AT_ONCE
+    for start in range(0, len(valid), step):
+        part = valid[start : start + step]
+        scores += await asyncio.to_thread(compare_all, kind, pairs, pooled, part)
+    return scores
 
 
 async def _all(
