@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from datetime import datetime
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -328,6 +330,17 @@ def test_rendering_a_template_detects_the_form_of_tool_calls_that_it_expects(
 ) -> None:
     template = CALLS.replace("CALL", call_text)
     assert call_form(TemplateTokenizer(), template) == (form or CallForm())
+
+
+def test_a_tokenizer_whose_form_of_tool_calls_is_known_is_freed() -> None:
+    """Otherwise the tokenizers of engines that are shut down stay in memory."""
+    tokenizer = TemplateTokenizer()
+    for number in range(100):
+        assert call_form(tokenizer, f"{number}") == CallForm()
+    alive = ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert alive() is None
 
 
 def test_an_empty_list_of_tool_calls_is_omitted() -> None:

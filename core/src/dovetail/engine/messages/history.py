@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
@@ -60,14 +60,25 @@ _TRIAL = (
 )
 
 
-@lru_cache(maxsize=32)
+_MAX_TEMPLATES = 32
+_known_forms: WeakKeyDictionary[Tokenizer, dict[str | None, CallForm]] = WeakKeyDictionary()
+"""The results of `call_form`. A tokenizer can be freed, which may need 100 MB."""
+
+
 def call_form(tokenizer: Tokenizer, chat_template: str | None) -> CallForm:
     """Return the form of tool calls that a template expects. chat_template: None for the model's.
 
-    Returns the first form if the template renders no form correctly.
+    Returns the first form if the template renders no form correctly. Thread-safe.
     """
-    scores = [_score(tokenizer, chat_template, form) for form in FORMS]
-    return FORMS[scores.index(max(scores))]
+    known = _known_forms.setdefault(tokenizer, {})
+    form = known.get(chat_template)
+    if form is None:
+        scores = [_score(tokenizer, chat_template, form) for form in FORMS]
+        form = FORMS[scores.index(max(scores))]
+        if len(known) >= _MAX_TEMPLATES:
+            known.clear()
+        known[chat_template] = form
+    return form
 
 
 def _score(tokenizer: Tokenizer, chat_template: str | None, form: CallForm) -> int:

@@ -159,7 +159,7 @@ def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
     ]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)  # a server has one tokenizer
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return a pattern that matches the strings of special tokens, or None if there are none."""
     texts = {tokenizer.decode([token]) for token in tokenizer.special_token_ids}
