@@ -12,6 +12,7 @@ from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail_torch.sampling import GrammarMask, Sampler
 from dovetail_torch.sampling import sampler as sampler_module
+from dovetail_torch.sampling.masks import BadWords
 
 HOST = torch.device("cpu")
 VOCAB = 40
@@ -156,6 +157,25 @@ def test_bad_words_with_the_same_last_token_do_not_affect_each_other():
     assert one(sampler, falling()) == 1
     sampler = new_sampler(new_request(output=[8], temperature=0, bad=bad))
     assert one(sampler, falling()) == 0
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 16, 17, 300])
+def test_short_and_long_bad_words_apply_together(length):
+    before = [5 + number % 30 for number in range(length - 1)]
+    bad = [(0,), (*before, 1), (3, 4, 2)]
+    request = new_request(0, output=before, temperature=0, bad=bad)
+    sampler = new_sampler(request, new_request(1, temperature=0))
+    actual = sampler.sample(falling(2), [0, 1]).token_ids.tolist()
+    assert actual == [2, 0]  # the other request is unconstrained
+    later = new_request(0, output=[*before, 4], temperature=0, bad=bad)
+    assert one(new_sampler(later), falling()) == 1
+
+
+def test_one_long_bad_word_does_not_make_all_others_as_long():
+    words = [(token % VOCAB,) for token in range(4000)] + [(1,) * 1000]
+    groups = BadWords.groups(words, lambda values: torch.from_numpy(values))
+    assert [len(group.last_W) for group in groups] == [4000, 1]
+    assert sum(group.before_WL.numel() for group in groups) < 40_000
 
 
 def test_a_grammar_masks_only_the_logits_of_its_requests():

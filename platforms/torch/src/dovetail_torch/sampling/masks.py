@@ -22,6 +22,8 @@ from dovetail_torch.sampling.device_access import Upload
 from dovetail_torch.sampling.history import TokenHistory
 
 _ANY_TOKEN = -2
+_SHORT = 8
+"""Words of up to this many tokens are stored together, longer ones with words of similar length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,17 @@ class BadWords:
 
     last_W: torch.Tensor
     before_WL: torch.Tensor
+
+    @classmethod
+    def groups(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> list[BadWords]:
+        """Return `words` in groups of similar length, so that the padding is limited.
+
+        Otherwise one long word would make all others as long. Each word is a sequence of tokens.
+        """
+        by_size: dict[int, list[tuple[int, ...]]] = {}
+        for word in words:
+            by_size.setdefault((max(len(word), _SHORT) - 1).bit_length(), []).append(word)
+        return [cls.of(by_size[size], upload) for size in sorted(by_size)]
 
     @classmethod
     def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
@@ -64,7 +77,7 @@ class TokenMasks:
         self._vocab_size = vocab_size
         self._upload = upload
         self._allowed: dict[int, torch.Tensor] = {}
-        self._bad_words: dict[int, BadWords] = {}
+        self._bad_words: dict[int, list[BadWords]] = {}
         self._unended: dict[int, tuple[int, torch.Tensor]] = {}
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -76,7 +89,7 @@ class TokenMasks:
             self._allowed[row] = self._ids(allowed)
         words = [w for w in request.bad_words_token_ids if w and len(self._known(w)) == len(w)]
         if words:
-            self._bad_words[row] = BadWords.of(words, self._upload)
+            self._bad_words[row] = BadWords.groups(words, self._upload)
         ends = self._known(request.stop_token_ids)
         until = request.num_prompt_tokens + params.min_tokens
         if ends and len(request.token_ids) < until:
@@ -95,7 +108,7 @@ class TokenMasks:
 
     def needs_history(self, row: int) -> bool:
         """Whether the row has bad words of several tokens, so that its output matters."""
-        return row in self._bad_words and self._bad_words[row].before_WL.shape[1] > 0
+        return any(words.before_WL.shape[1] for words in self._bad_words.get(row, ()))
 
     def apply(
         self,
@@ -140,8 +153,7 @@ class TokenMasks:
         self, row: int, history: TokenHistory
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield token ids with, for each id, whether it is forbidden in this step."""
-        if row in self._bad_words:
-            words = self._bad_words[row]
+        for words in self._bad_words.get(row, ()):
             yield words.last_W, words.matching(row, history)
         if row in self._unended:
             ids = self._unended[row][1]
