@@ -220,6 +220,22 @@ def test_long_errors_are_shortened_with_a_note(
     assert output == ["dovetail: head", "  - one", "… and 2 more lines; --traceback shows them."]
 
 
+def test_control_characters_and_long_lines_of_errors_are_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dovetail.cli import plugins_list
+    from dovetail.errors import ContractError
+
+    def fail() -> None:
+        raise ContractError("head \x1b[2J\x9b2J\r tail\t1\nlong " + "x" * 100_000)
+
+    monkeypatch.setattr(plugins_list, "PluginRegistry", fail)
+    assert main(["plugins", "list"]) == 2
+    output = capsys.readouterr().err
+    assert "\x1b" not in output and "\x9b" not in output and "\r" not in output
+    assert output.startswith("dovetail: head \u241b[2J") and len(output) < 10_000
+
+
 def test_internal_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.cli import plugins_list
 

@@ -7,12 +7,14 @@ import json
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from dovetail.cli import main
+from dovetail.cli.client.connection import read_server, stream
 
 
 class FakeServer:
@@ -196,6 +198,25 @@ def test_an_interrupt_ends_the_stream(fake, capsys, when) -> None:
     output = capsys.readouterr()
     assert "(interrupted)" in output.err
     assert output.out in ("\n", "one\n")
+
+
+def test_a_server_that_sends_faster_than_the_client_reads_is_slowed_down(fake) -> None:
+    num_sent = 0
+
+    def flood() -> bytes:
+        nonlocal num_sent
+        num_sent += 1
+        return b": " + b"x" * 100_000 + b"\n"
+
+    fake.lines = [text("one"), *[flood] * 1000]
+    events = stream(read_server(fake.url, None), "/v1/completions", {}, interrupted=lambda: False)
+    next(events)
+    before = -1
+    while num_sent != before:
+        before = num_sent
+        time.sleep(0.5)
+    assert num_sent < 1000
+    events.close()
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, typed: str, *options: str) -> int:

@@ -77,6 +77,7 @@ HOOKS_VARIABLE = "DOVETAIL_HOOKS"
 
 _FRAME_OPTIONS = ("--help", "--traceback", "--version")
 _MAX_LINES = 3
+_MAX_LINE_CHARS = 2000
 _SUMMARY = "LLM inference in which every part is a plugin."
 _TRACEBACK_HELP = "Print the traceback of an error."
 
@@ -278,11 +279,17 @@ def _all_commands() -> list[str]:
 
 
 def _complain(message: str) -> None:
-    """Write `message` to stderr in at most three lines."""
+    """Write `message` to stderr in at most three lines.
+
+    Control characters are escaped, because a message may contain names from a model's files.
+    """
+    from dovetail.cli.terminal import printable
+
     lines = [line for line in shell_message(message).splitlines() if line.strip()] or [
         "The command failed."
     ]
     if len(lines) > _MAX_LINES:
         hidden = len(lines) - _MAX_LINES + 1
         lines = [*lines[: _MAX_LINES - 1], f"… and {hidden} more lines; --traceback shows them."]
+    lines = [printable(line[:_MAX_LINE_CHARS]) for line in lines]
     print("\n".join([f"dovetail: {lines[0]}", *lines[1:]]), file=sys.stderr)

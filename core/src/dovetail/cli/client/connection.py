@@ -31,6 +31,8 @@ MAX_BODY_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 _MAX_KEY_BYTES = 4096
 _POLL_S = 0.1
+_MAX_LINES_AHEAD = 64
+"""Number of lines that are received before the caller has read them."""
 _DATA = b"data:"
 _DONE = b"[DONE]"
 
@@ -107,9 +109,10 @@ def stream(
     Raises RequestError if the server rejects the request, or ends the stream with an error.
     """
     request = _Request(server, "POST", path, {**body, "stream": True})
-    lines: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+    lines: queue.Queue[bytes | Exception] = queue.Queue(_MAX_LINES_AHEAD)
     # A thread waits for the server, so that Ctrl-C also works while the server sends nothing.
-    threading.Thread(target=_pump, args=(request, lines), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_pump, args=(request, lines, ended), daemon=True).start()
     try:
         while not interrupted():
             try:
@@ -130,18 +133,30 @@ def stream(
                 raise RequestError(_message(event) or f"{server.url} reports an error.")
             yield event
     finally:
+        ended.set()
         request.close()
 
 
-def _pump(request: _Request, lines: queue.SimpleQueue[bytes | Exception]) -> None:
+def _pump(request: _Request, lines: queue.Queue[bytes | Exception], ended: threading.Event) -> None:
     """Put each line of the response into the queue, and at the end an empty line or the error."""
     try:
         with request as response:
-            while line := response.readline(MAX_LINE_BYTES):
-                lines.put(line)
-            lines.put(b"")
+            while (line := response.readline(MAX_LINE_BYTES)) and _put(lines, line, ended):
+                pass
+            _put(lines, b"", ended)
     except Exception as error:  # also what `http.client` raises after `close` in another thread
-        lines.put(error)
+        _put(lines, error, ended)
+
+
+def _put(
+    lines: queue.Queue[bytes | Exception], item: bytes | Exception, ended: threading.Event
+) -> bool:
+    """Wait for room in the queue. Return False if the caller of `stream` has stopped reading."""
+    while not ended.is_set():
+        with suppress(queue.Full):
+            lines.put(item, timeout=_POLL_S)
+            return True
+    return False
 
 
 class _Request:
