@@ -43,6 +43,10 @@ def make_model(model_cls: type, **changes: object) -> nn.Module:
     [
         ({"num_experts": 1}, ("num_experts is 1", "from 2")),
         ({"num_experts": 10**6}, ("num_experts is 1000000", "4096")),
+        (
+            {"num_experts": 4096, "num_hidden_layers": 2048},
+            ("num_experts is 4096", "num_hidden_layers is 2048", "131072 experts"),
+        ),
         ({"num_experts": "many"}, ("num_experts", "'many'")),
         ({"num_experts_per_tok": 6}, ("num_experts_per_tok is 6", "5 experts")),
         ({"num_experts_per_tok": 0}, ("num_experts_per_tok is 0",)),

@@ -14,13 +14,15 @@ from torch import nn
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
 from dovetail.interfaces.ops import ExpertRouting
-from dovetail_models.config_reader import Config, read_count
+from dovetail_models.config_reader import Config, read_count, read_num_layers
 from dovetail_models.decoder.mlp import GatedMLP
 from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import ExpertShape, Router, make_experts
 
 MAX_EXPERTS = 4096
 """The maximum number of experts of a layer; a larger number is treated as an error in the file."""
+MAX_ALL_EXPERTS = 1 << 17
+"""The maximum number of experts of all layers, whose weights are listed before a file is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +131,22 @@ def read_num_experts(config: Config, default: int | None = None) -> int:
     if config.get(field) is None:
         field = "num_experts"
     num_experts = read_count(config, field, default, minimum=2)
+    check_num_experts(config, field, num_experts)
+    return num_experts
+
+
+def check_num_experts(config: Config, field: str, num_experts: int) -> None:
+    """Raise ModelError, naming the field, if a layer or the whole model has too many experts."""
     if num_experts > MAX_EXPERTS:
         raise ModelError(
             f"config.json: {field} is {num_experts}; at most {MAX_EXPERTS} experts are supported"
         )
-    return num_experts
+    num_layers = read_num_layers(config)
+    if num_experts * num_layers > MAX_ALL_EXPERTS:
+        raise ModelError(
+            f"config.json: {field} is {num_experts} and num_hidden_layers is {num_layers}; at most "
+            f"{MAX_ALL_EXPERTS} experts in all layers are supported"
+        )
 
 
 def read_top_k(config: Config, num_experts: int, default: int | None = None) -> int:

@@ -33,7 +33,7 @@ from dovetail_models.decoder import (
     read_top_k,
     sparse_mlp,
 )
-from dovetail_models.decoder.experts import MAX_EXPERTS
+from dovetail_models.decoder.experts import check_num_experts
 from dovetail_models.decoder.names import LAYER, at_layer, stacked_experts
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE
 
@@ -242,11 +242,7 @@ def _rotary_pairs(options: LatentOptions) -> Iterator[WeightMapping]:
 
 def _read_num_experts(config: Config, default: int) -> int:
     num_experts = read_count(config, "n_routed_experts", default, minimum=2)
-    if num_experts > MAX_EXPERTS:
-        raise ModelError(
-            f"config.json: n_routed_experts is {num_experts}; at most {MAX_EXPERTS} experts are "
-            "supported"
-        )
+    check_num_experts(config, "n_routed_experts", num_experts)
     return num_experts
 
 
