@@ -131,6 +131,28 @@ def test_the_error_for_invalid_data_names_its_location(data, message):
     assert not str(caught.value).endswith("..")
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {5: "a", "prompt": "a"},
+        {"prompt": "a", "logit_bias": {(1, 2): 1.0}},
+        {"prompt": "a", "logit_bias": {None: 1.0}},
+        {"prompt": "a", "priority": [10**5000]},
+        {"prompt": [10**5000]},
+        {"prompt": "a", "id": [10**5000]},
+    ],
+)
+def test_rows_with_values_that_json_does_not_have_are_rejected(row):
+    with pytest.raises(RequestError, match="row 1: ") as caught:
+        prompts([{"prompt": "a"}, row])
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_large_id_that_is_used_twice_is_rejected():
+    with pytest.raises(RequestError, match=r"row 1: id=an integer of .* bits is already used"):
+        prompts([{"prompt": "a", "id": 10**5000}] * 2)
+
+
 def test_the_error_for_an_unreadable_file_names_it(tmp_path):
     with pytest.raises(RequestError, match=r"nothing\.jsonl cannot be read"):
         prompts(tmp_path / "nothing.jsonl")

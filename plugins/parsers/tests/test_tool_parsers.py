@@ -246,3 +246,24 @@ def test_a_long_argument_in_small_pieces_takes_linear_time() -> None:
 
 def test_every_format_has_an_example() -> None:
     assert set(TOOL_PARSERS) == set(EXAMPLES)
+
+
+SURROGATE = "\\ud800"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", f'<tool_call>{{"name": "clock", "arguments": "{SURROGATE}"}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"arguments": "{SURROGATE}", "name": "clock"}}</tool_call>'),
+        ("mistral", f'[TOOL_CALLS][{{"name": "clock", "arguments": "{SURROGATE}"}}]'),
+        ("pythonic", f'[clock(city="{SURROGATE}")]'),
+        ("pythonic", f"[clock(city=['{SURROGATE}'])]"),
+    ],
+)
+def test_arguments_of_a_model_never_contain_lone_surrogates(name: str, text: str) -> None:
+    """They could not be sent to the client."""
+    parser = TOOL_PARSERS[name](ToolParserContext(tokenizer=ByteTokenizer(), tools=TOOLS))
+    deltas = [parser.feed(text), parser.finish()]
+    arguments = "".join(call.arguments for delta in deltas for call in delta.calls)
+    assert arguments.encode() and "".join(delta.content for delta in deltas) == ""

@@ -16,6 +16,7 @@ from dovetail.interfaces import (
     IOResult,
 )
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import shorten
 from dovetail_io_jsonl.rows import Row, read_rows
 
 _FORMS = ("prompt", "messages", "prompt_token_ids")
@@ -52,9 +53,9 @@ class JSONLProcessor(IOProcessor):
         for where, row in read_rows(request.data):
             row_id = row.get("id", len(prompts))
             if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
-                raise _rejection(where, f"id={row_id!r:.80} must be a string or an integer")
+                raise _rejection(where, f"id={shorten(row_id)} must be a string or an integer")
             if row_id in ids:
-                raise _rejection(where, f"id={row_id!r:.80} is already used in {ids[row_id]}")
+                raise _rejection(where, f"id={shorten(row_id)} is already used in {ids[row_id]}")
             ids[row_id] = where
             try:
                 prompts.append(self._prompt(row, params))
@@ -83,9 +84,8 @@ class JSONLProcessor(IOProcessor):
 
     def _prompt(self, row: Row, params: SamplingParams) -> IOPrompt:
         if unknown := [key for key in row if key not in _KNOWN]:
-            raise RequestError(
-                f"a row cannot have the field {unknown[0]!r}.{nearest(unknown[0], _KNOWN)}"
-            )
+            hint = nearest(unknown[0], _KNOWN) if isinstance(unknown[0], str) else ""
+            raise RequestError(f"a row cannot have the field {shorten(unknown[0])}.{hint}")
         forms = [form for form in _FORMS if form in row]
         if len(forms) != 1:
             description = " and ".join(forms) or "no prompt"
@@ -97,7 +97,7 @@ class JSONLProcessor(IOProcessor):
             changes["logit_bias"] = _with_integer_keys(changes["logit_bias"])
         priority = row.get("priority", 0)
         if not isinstance(priority, int) or isinstance(priority, bool):
-            raise RequestError(f"priority={priority!r:.80} must be an integer")
+            raise RequestError(f"priority={shorten(priority)} must be an integer")
         return IOPrompt(
             prompt=self._text_or_tokens(forms[0], row[forms[0]]),
             sampling_params=replace(params, **changes),
@@ -109,7 +109,7 @@ class JSONLProcessor(IOProcessor):
             return {"prompt_token_ids": value}
         if form == "prompt":
             if not isinstance(value, str):
-                raise RequestError(f"prompt={value!r:.80} must be a string")
+                raise RequestError(f"prompt={shorten(value)} must be a string")
             return value
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise RequestError(
@@ -125,8 +125,8 @@ def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
     """Return a logit bias with integer keys. In JSON all keys are strings."""
     try:
         return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        message = f"logit_bias has the keys {list(bias)!r:.80}; all keys must be token ids"
+    except (TypeError, ValueError):
+        message = f"logit_bias has the keys {shorten(list(bias))}; all keys must be token ids"
         raise RequestError(message) from None
 
 

@@ -229,7 +229,7 @@ class StreamedToolParser(ToolParser):
         text = "".join(parts)
         if is_text:
             try:
-                text = json.loads(text, strict=False)
+                text = _encodable(json.loads(text, strict=False))
             except ValueError:
                 raise MalformedCallError from None
             if emit is not None:
@@ -273,6 +273,11 @@ class MarkedToolParser(StreamedToolParser):
                 again = again or (yield from self.cursor.accept(close))
             if not again:
                 self.content(space)
+
+
+def _encodable(text: str) -> str:
+    """Return a decoded string with U+FFFD for lone surrogates, which JSON can contain."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _ignore(text: str) -> None:

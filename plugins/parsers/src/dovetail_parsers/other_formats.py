@@ -202,11 +202,15 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 def python_to_json(text: str) -> str:
     """Return a Python literal as JSON. Any other text becomes a string."""
     try:
-        return json.dumps(
-            json.loads(_PYTHON_TOKEN.sub(_json_token, text), strict=False), ensure_ascii=False
-        )
+        value = json.loads(_PYTHON_TOKEN.sub(_json_token, text), strict=False)
+        written = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which must stay an escape sequence
+        return json.dumps(value)
+    return written
 
 
 def _json_token(match: re.Match[str]) -> str:
