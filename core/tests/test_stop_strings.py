@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +65,16 @@ def test_a_stop_string_can_begin_before_min_tokens():
     assert stream.push("stop s", armed=False) == ("stop ", None)
     assert stream.push("to", armed=False) == ("", None)
     assert stream.push("p") == ("", "stop")
+
+
+def test_similar_long_stop_strings_are_compared_in_limited_time():
+    """Their comparison must not delay the tokens of other requests."""
+    stops = ["a" * 512 + chr(98 + number) + "a" * 511 for number in range(63)] + ["a" * 1023 + "b"]
+    stream = StopStringFilter(stops)
+    begin = time.process_time()
+    shown = "".join(stream.push("aaaa")[0] for _ in range(1500))
+    assert time.process_time() - begin < 1
+    assert shown + stream.flush() == "a" * 6000
 
 
 @pytest.mark.parametrize("stops", [[], ["a", ""]])

@@ -13,13 +13,17 @@ from collections.abc import Sequence
 class StopStringFilter:
     """Returns the text of one request up to a stop string."""
 
-    __slots__ = ("_held", "_include", "_stops")
+    __slots__ = ("_by_first", "_held", "_include", "_longest", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
         """Create a filter. stops: one or more strings. Each has at least one character."""
         if not stops or not all(stops):
             raise ValueError(f"stops={stops!r} must have at least one string, and no empty string")
         self._stops = tuple(stops)
+        self._longest = max(map(len, stops))
+        self._by_first: dict[str, list[str]] = {}
+        for stop in stops:
+            self._by_first.setdefault(stop[0], []).append(stop)
         self._include = include_stop_str_in_output
         self._held = ""
 
@@ -61,13 +65,16 @@ class StopStringFilter:
         return None if best is None else best[1:]
 
     def _first_to_hold(self, text: str) -> int:
-        """Return the start of the longest tail of `text` that is an incomplete stop string."""
-        num = border = len(text)
-        for stop in self._stops:
-            first = num + 1 - len(stop)
-            start = text.find(stop[0], first if first > 0 else 0, border)
-            while start >= 0 and not stop.startswith(text[start:]):
-                start = text.find(stop[0], start + 1, border)
-            if start >= 0:
-                border = start
-        return border
+        """Return the start of the longest tail of `text` that is an incomplete stop string.
+
+        Each start is compared with all stop strings before the next one, so that the time is
+        proportional to the characters that are no longer held back.
+        """
+        num, by_first = len(text), self._by_first
+        for start in range(max(0, num + 1 - self._longest), num):
+            if stops := by_first.get(text[start]):
+                tail = text[start:]
+                for stop in stops:
+                    if len(stop) > num - start and stop.startswith(tail):
+                        return start
+        return num
