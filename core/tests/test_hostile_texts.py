@@ -67,7 +67,7 @@ def test_texts_of_pairs_are_read_up_to_the_limit(name):
     assert caught.value.parameter == name
 
 
-def test_a_list_of_texts_that_raises_is_an_error_of_its_argument():
+def test_a_list_of_strings_that_raises_is_an_error_of_its_argument():
     class Failing(list):
         def __iter__(self):
             raise ZeroDivisionError("mine")

@@ -335,7 +335,7 @@ def test_rendering_a_template_detects_the_form_of_tool_calls_that_it_expects(
 def test_a_tokenizer_whose_form_of_tool_calls_is_known_is_freed() -> None:
     """Otherwise the tokenizers of engines that are shut down stay in memory."""
     tokenizer = TemplateTokenizer()
-    for number in range(100):
+    for number in range(40):
         assert call_form(tokenizer, f"{number}") == CallForm()
     alive = ref(tokenizer)
     del tokenizer

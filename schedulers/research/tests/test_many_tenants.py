@@ -42,6 +42,7 @@ def serve(policy, item, num_tokens):
     policy.on_finish(item, view)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("policy", "numbers"), [(VTCPolicy(), "_counters"), (DLPMPolicy(), "_credits")]
 )

@@ -72,9 +72,12 @@ class StopStringFilter:
         """
         num, by_first = len(text), self._by_first
         for start in range(max(0, num + 1 - self._longest), num):
-            if stops := by_first.get(text[start]):
-                tail = text[start:]
-                for stop in stops:
-                    if len(stop) > num - start and stop.startswith(tail):
-                        return start
+            stops = by_first.get(text[start])
+            if stops and _is_beginning(text[start:], stops):
+                return start
         return num
+
+
+def _is_beginning(tail: str, stops: Sequence[str]) -> bool:
+    """Return whether `tail` is the beginning of a longer stop string."""
+    return any(len(stop) > len(tail) and stop.startswith(tail) for stop in stops)
