@@ -38,13 +38,13 @@ class Failing(list):
 def test_an_argument_that_cannot_be_read_is_rejected_with_its_name(name, value, message, is_strict):
     arguments = {"queries": "a", "documents": ["a"], name: value}
     with pytest.raises(RequestError, match=f"{name} {message}") as caught:
-        read_pairs(**arguments, max_prompts=3, is_strict=is_strict)
+        read_pairs(**arguments, max_texts=3, is_strict=is_strict)
     assert caught.value.parameter == name
 
 
 def test_only_pairs_with_other_entries_than_strings_have_errors():
-    pairs = read_pairs("a", ["b", 5, "c"], max_prompts=3, is_strict=False)
+    pairs = read_pairs("a", ["b", 5, "c"], max_texts=3, is_strict=False)
     assert pairs.valid == [0, 2] and str(pairs.errors[1]) == "documents[1] must be a string."
     assert pairs.texts() == {"a": "queries", "b": "documents[0]", "c": "documents[2]"}
     with pytest.raises(RequestError, match=r"documents\[1\] must be a string"):
-        read_pairs("a", ["b", 5, "c"], max_prompts=3)
+        read_pairs("a", ["b", 5, "c"], max_texts=3)
