@@ -2,9 +2,10 @@
 
     PYTHONPATH=tests python -m soak.random_programs [--steps N] [--processes P] [--only NUMBER]
 
-The commit selects the programs, so that each commit is tested with new ones. The script prints the counts of events and the speed. Exits with code 1 at the first violated rule
-and prints the number of the program, so that `--only` can repeat it. Also exits with code 1 after a
-full run in which events are too rare.
+The commit selects the programs, so that each commit is tested with new ones. The script prints the
+counts of events and the speed. Exits with code 1 at the first violated rule and prints the number
+of the program, so that `--only` can repeat it. Also exits with code 1 after a full run in which
+events are too rare.
 """
 
 from __future__ import annotations
