@@ -193,7 +193,7 @@ def packed_layer(method, in_features, part_sizes, num_experts=1):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("x_TI", [torch.ones(3, 64), torch.ones(3, 63).bfloat16()])
-def test_linear_inputs_of_another_dtype_or_size_are_rejected(x_TI):
+def test_linear_inputs_of_a_different_dtype_or_size_are_rejected(x_TI):
     from dovetail_cpu.native_linear import NativeLinearMethod
 
     method = NativeLinearMethod()
@@ -205,7 +205,7 @@ def test_linear_inputs_of_another_dtype_or_size_are_rejected(x_TI):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("change", ["inputs", "int32", "bfloat16 weights", "one token", "layout"])
-def test_expert_arguments_of_another_dtype_size_or_layout_are_rejected(change):
+def test_expert_arguments_of_a_different_dtype_size_or_layout_are_rejected(change):
     from dovetail_cpu.native_linear import NativeLinearMethod
 
     method = NativeLinearMethod()
