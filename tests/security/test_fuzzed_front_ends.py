@@ -284,7 +284,7 @@ FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 def test_random_calls_do_not_affect_valid_requests(front, tmp_path):
     fuzzed = FUZZERS[front](tmp_path, NUM_CALLS)
     # The calls include rejected and served requests.
-    assert fuzzed.num_rejected > 50 and fuzzed.num_served > 50
+    assert fuzzed.num_rejected > 30 and fuzzed.num_served > 50
 
 
 @pytest.mark.soak
@@ -342,7 +342,7 @@ FAULTS = {
     "long texts are tokenized in the loop": (
         "stream",
         {
-            "engine.input.input_processor.InputProcessor._check_length": lambda *kwargs: None,
+            "engine.input.input_processor.InputProcessor.check_length": lambda *kwargs: None,
             "engine.streaming.preparation.work_of": lambda checked: 0,
         },
     ),
@@ -356,7 +356,7 @@ def test_the_random_calls_detect_a_planted_fault(front, changes, tmp_path, monke
         monkeypatch.setattr(f"dovetail.{index}", instead)
     noticed = None
     try:
-        FUZZERS[front](tmp_path, 2 * NUM_CALLS)
+        FUZZERS[front](tmp_path, 10 * NUM_CALLS)
     except BaseException as error:
         noticed = error
     assert noticed is not None and not isinstance(noticed, TYPED)
