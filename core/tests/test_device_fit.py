@@ -8,9 +8,9 @@ import pytest
 
 from dovetail.errors import PluginError
 from dovetail.plugins.selection import (
-    OUT,
-    REFUSED,
-    TAKEN,
+    NOT_TRIED,
+    REJECTED,
+    SELECTED,
     Criteria,
     choose,
     choose_attention,
@@ -88,10 +88,10 @@ def test_a_plugin_for_another_device_is_skipped_without_a_failure_report(box):
     registry, platform = box
     explanation = explain(registry, "ops", Criteria(references=("auto",), platform=platform))
     assert [(verdict.name, verdict.state) for verdict in explanation.verdicts] == [
-        ("needy", REFUSED),
-        ("elsewhere", REFUSED),
-        ("probed", REFUSED),
-        ("fitting", TAKEN),
+        ("needy", REJECTED),
+        ("elsewhere", REJECTED),
+        ("probed", REJECTED),
+        ("fitting", SELECTED),
     ]
     message = {verdict.name: verdict.reasons for verdict in explanation.verdicts}
     assert all(message[name] == (reason,) for name, reason in REFUSALS.items())
@@ -104,7 +104,7 @@ def test_the_error_for_an_explicit_plugin_for_another_device_lists_alternatives(
     registry, platform = box
     picked = explain(registry, "ops", Criteria(references=(name,), platform=platform))
     states = {verdict.name: verdict.state for verdict in picked.verdicts}
-    assert states.pop(name) == REFUSED and set(states.values()) == {OUT}
+    assert states.pop(name) == REJECTED and set(states.values()) == {NOT_TRIED}
     assert REFUSALS[name] in picked.error
     assert picked.error.endswith("Plugins that can be used here: fitting.")
     with pytest.raises(PluginError) as rejection:

@@ -13,11 +13,11 @@ from dovetail.errors import PluginError
 from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.selection import (
-    ABLE,
     FAILED,
-    OUT,
-    REFUSED,
-    TAKEN,
+    NOT_TRIED,
+    REJECTED,
+    SELECTED,
+    USABLE,
     Criteria,
     choose,
     choose_attention,
@@ -266,8 +266,8 @@ def test_the_explained_plugin_is_selected_and_each_rejection_has_a_reason(world,
         else:
             assert winners == [result] * (result is not None) and not explanation.error
         for verdict in explanation.verdicts:
-            assert verdict.state == TAKEN or (all(verdict.reasons) and verdict.reasons)
-            assert verdict.rule or verdict.state in (TAKEN, ABLE)
+            assert verdict.state == SELECTED or (all(verdict.reasons) and verdict.reasons)
+            assert verdict.rule or verdict.state in (SELECTED, USABLE)
         listed = [(verdict.name, verdict.distribution) for verdict in explanation.verdicts]
         everyone = {
             (candidate.name, candidate.distribution) for candidate in registry.candidates(kind)
@@ -286,12 +286,12 @@ def test_candidates_after_the_selected_candidate_are_not_checked(world, seed):
         seen = []
         for verdict in evaluate(lazy, kind, criteria):
             seen.append(verdict)
-            if verdict.state == TAKEN or verdict.is_fatal:
+            if verdict.state == SELECTED or verdict.is_fatal:
                 break
         every = list(evaluate(eager, kind, criteria))
         assert [item.facts() for item in seen] == [item.facts() for item in every[: len(seen)]]
         assert len(lazy.resolutions) <= len(seen)
-        assert [item.state for item in every].count(TAKEN) <= 1
+        assert [item.state for item in every].count(SELECTED) <= 1
 
 
 # --- reasons ----------------------------------------------------------------------------------
@@ -318,12 +318,12 @@ def test_every_candidate_is_listed_in_order_with_its_reason(world):
     explanation = explain(registry, "attention", criteria)
     assert states(explanation) == {
         "gone": FAILED,
-        "narrow": REFUSED,
-        "good": TAKEN,
-        "absent": REFUSED,
-        "spare": ABLE,
-        "mine": OUT,
-        "rude": OUT,
+        "narrow": REJECTED,
+        "good": SELECTED,
+        "absent": REJECTED,
+        "spare": USABLE,
+        "mine": NOT_TRIED,
+        "rude": NOT_TRIED,
     }
     assert [verdict.place for verdict in explanation.verdicts] == [1, 2, 3, 4, 5, 0, 0]
     assert "preferred by the platform box" in reasons(explanation, "good")
@@ -350,7 +350,7 @@ def test_the_explanation_of_a_replaced_plugin_names_the_replacement(world):
     world.install("acme", [("ops", "mine", "GoodOps")], replaces)
     registry = world.registry(allow=("ops:*@acme",))
     explanation = explain(registry, "ops", Criteria(references=("auto",)))
-    assert states(explanation) == {"mine": TAKEN, "good": OUT}
+    assert states(explanation) == {"mine": SELECTED, "good": NOT_TRIED}
     assert "replaced by mine@acme" in reasons(explanation, "good")
     assert "allowed by plugins_allow" in reasons(explanation, "mine")
 
@@ -364,7 +364,7 @@ def test_no_platform_is_selected_if_a_probe_fails(world):
     explanation = explain(world.registry(), "platform", Criteria(references=("auto",)))
     assert not explanation.chosen
     assert "the driver crashed" in explanation.error
-    assert states(explanation) == {"good": ABLE, "odd": FAILED}
+    assert states(explanation) == {"good": USABLE, "odd": FAILED}
 
 
 def test_explain_reports_an_ambiguous_plugin_name_as_rejected(world):
@@ -373,4 +373,4 @@ def test_explain_reports_an_ambiguous_plugin_name_as_rejected(world):
     for kind in ("policy", "ops"):
         explanation = explain(world.registry(), kind, Criteria(references=("twin",)))
         assert "twin@acme or twin@bolt" in explanation.error
-        assert states(explanation) == {"twin": REFUSED}
+        assert states(explanation) == {"twin": REJECTED}

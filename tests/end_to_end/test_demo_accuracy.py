@@ -17,7 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.choice import explain_choice
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.selection import ABLE, TAKEN
+from dovetail.plugins.selection import SELECTED, USABLE
 
 TASKS = pytest.importorskip("dovetail_demo_model.tasks").TASKS
 
@@ -104,7 +104,7 @@ def installed(kind: str) -> list[str]:
 def usable_attention() -> list[str]:
     """Return the names of the attention backends that support the demo model on this machine."""
     verdicts = explain_choice("attention", EngineArgs(model="demo")).verdicts
-    return sorted(verdict.name for verdict in verdicts if verdict.state in (ABLE, TAKEN))
+    return sorted(verdict.name for verdict in verdicts if verdict.state in (USABLE, SELECTED))
 
 
 PARTS = list(product(installed("scheduler"), usable_attention()))

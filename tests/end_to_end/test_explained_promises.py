@@ -97,7 +97,7 @@ def test_explain_without_a_model_needs_only_a_dtype(capsys):
     output = json.loads(capsys.readouterr().out)
     verdicts = {item["name"]: item for item in output["verdicts"]}
     assert output["chosen"] == ["torch"]
-    assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
+    assert verdicts["cpu"]["state"] == "rejected" and "float16" in verdicts["cpu"]["reasons"][0]
 
 
 def test_explain_mentions_batch_invariance_only_for_kinds_that_can_guarantee_it():

@@ -212,7 +212,7 @@ def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     explained = json.loads(done.stdout)
     assert explained["chosen"] == ["shouting"]
     assert explained["why"] == "translator names it"
-    assert [item["state"] for item in explained["verdicts"]] == ["taken", "out"]
+    assert [item["state"] for item in explained["verdicts"]] == ["selected", "not tried"]
 
 
 @pytest.mark.costly

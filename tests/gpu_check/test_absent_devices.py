@@ -15,7 +15,7 @@ from dovetail.engine.choice import explain_choice
 from dovetail.errors import PluginError
 from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.selection import REFUSED, TAKEN, attention_refusals
+from dovetail.plugins.selection import REJECTED, SELECTED, attention_refusals
 from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
@@ -34,8 +34,8 @@ def model(tmp_path):
 @pytest.mark.parametrize("name", DEVICES)
 def test_all_unavailable_platforms_are_listed_with_the_reason(name):
     verdicts = {verdict.name: verdict for verdict in explain_choice("platform").verdicts}
-    assert verdicts["cpu"].state == TAKEN
-    assert verdicts[name].state == REFUSED
+    assert verdicts["cpu"].state == SELECTED
+    assert verdicts[name].state == REJECTED
     assert all(len(reason) > 10 for reason in verdicts[name].reasons) and verdicts[name].reasons
 
 

@@ -20,9 +20,9 @@ def test_the_selected_plugin_is_listed_first_with_the_reason(capsys):
     headline, _, heading, first, *rest = capsys.readouterr().out.splitlines()
     assert headline == "scheduler on the platform cpu: priority (scheduler_cls names it)."
     assert heading.split() == ["scheduler", "distribution", "why"]
-    assert first.split()[:3] == ["1", "taken", "priority"]
+    assert first.split()[:3] == ["1", "selected", "priority"]
     (fcfs,) = [line for line in rest if " fcfs " in line]
-    assert "priority is requested" in fcfs and fcfs.split()[:2] == ["–", "out"]
+    assert "priority is requested" in fcfs and fcfs.split()[:2] == ["–", "not"]
 
 
 def test_attention_backends_are_checked_against_the_requirements_of_the_model(tmp_path, capsys):
@@ -41,7 +41,7 @@ def test_the_json_output_is_one_object_with_the_requirements(tmp_path, capsys):
     output = json.loads(capsys.readouterr().out)
     assert output["requirements"]["head_size"] == 8
     assert output["requirements"]["features"] == []
-    assert output["chosen"] == [v["name"] for v in output["verdicts"] if v["state"] == "taken"]
+    assert output["chosen"] == [v["name"] for v in output["verdicts"] if v["state"] == "selected"]
     assert output["error"] == ""
 
 
@@ -93,4 +93,4 @@ def test_attention_requirements_are_computed_without_a_tensor_library(tmp_path):
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("8 [") and "taken" not in done.stdout
+    assert done.stdout.startswith("8 [") and "selected" not in done.stdout

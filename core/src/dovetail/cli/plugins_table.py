@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES: Mapping[str, str] = {
-    "taken": "bold green",
+    "selected": "bold green",
     "ok": "green",
-    "able": "cyan",
+    "usable": "cyan",
     "note": "cyan",
-    "refused": "yellow",
+    "rejected": "yellow",
     "warning": "yellow",
     "failed": "bold red",
     "broken": "bold red",
-    "out": "dim",
+    "not tried": "dim",
 }
 """Maps a word to the style of the table cells that contain only this word."""
 

@@ -32,9 +32,9 @@ from dovetail.plugin_kinds import NO_PLUGIN, get_kind
 from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
 from dovetail.plugins.selection import (
-    ABLE,
     AUTO,
     UNKNOWN,
+    USABLE,
     Criteria,
     Explanation,
     choose,
@@ -193,7 +193,7 @@ def _explain_attention(
     if not problem:
         return explanation
     text = f"An engine cannot create the worker and the model: {problem}"
-    return replace(explanation.with_state(ABLE), error=text)
+    return replace(explanation.with_state(USABLE), error=text)
 
 
 def _assumed_platform(registry: PluginRegistry, assume: str) -> Platform:

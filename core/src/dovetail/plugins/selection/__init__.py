@@ -17,25 +17,25 @@ from dovetail.plugins.selection.evaluation import evaluate
 from dovetail.plugins.selection.explanation import Explanation, explain
 from dovetail.plugins.selection.rules import attention_refusals
 from dovetail.plugins.selection.verdict import (
-    ABLE,
     AUTO,
     FAILED,
-    OUT,
-    REFUSED,
-    TAKEN,
+    NOT_TRIED,
+    REJECTED,
+    SELECTED,
     UNKNOWN,
+    USABLE,
     Criteria,
     Verdict,
 )
 
 __all__ = [
-    "ABLE",
     "AUTO",
     "FAILED",
-    "OUT",
-    "REFUSED",
-    "TAKEN",
+    "NOT_TRIED",
+    "REJECTED",
+    "SELECTED",
     "UNKNOWN",
+    "USABLE",
     "Criteria",
     "Explanation",
     "Verdict",

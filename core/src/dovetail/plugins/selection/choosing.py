@@ -15,7 +15,7 @@ from dovetail.plugins.construction import call_plugin_within, construct
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.precedence import resolve_scheduler
-from dovetail.plugins.selection.verdict import AUTO, FAILED, TAKEN, Criteria, Verdict
+from dovetail.plugins.selection.verdict import AUTO, FAILED, SELECTED, Criteria, Verdict
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import RequestedConfig
@@ -43,7 +43,7 @@ def _first_taken(registry: PluginRegistry, kind: str, criteria: Criteria) -> Ver
             raise verdict.error
         if verdict.state == FAILED and verdict.error is not None:
             registry.put_aside(f"{kind} {verdict.reference}", verdict.error)
-        if verdict.state == TAKEN:
+        if verdict.state == SELECTED:
             return verdict
         verdicts.append(verdict)
     raise PluginNotFoundError(no_winner(kind, criteria, verdicts))

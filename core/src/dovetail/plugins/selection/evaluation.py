@@ -19,15 +19,15 @@ from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolving.reference import reference_text
 from dovetail.plugins.selection.precedence import automatic_order, resolve_scheduler
 from dovetail.plugins.selection.rules import apply_rules
-from dovetail.plugins.selection.verdict import ABLE, AUTO, REFUSED, TAKEN, Criteria, Verdict
+from dovetail.plugins.selection.verdict import AUTO, REJECTED, SELECTED, USABLE, Criteria, Verdict
 
 
 def evaluate(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
     """Yield a verdict on each plugin of `kind`, in the order in which an engine tries them.
 
-    Plugins that are not tried follow at the end. The selected plugin is TAKEN; at most one for each
-    reference. A fatal verdict means that the start of the engine fails. A verdict without a target
-    stands for a reference that matches no plugin. registry: bound to the platform, unless `kind` is
+    Plugins that are not tried follow at the end. At most one plugin for each reference is SELECTED.
+    A fatal verdict means that the start of the engine fails. A verdict without a target stands for
+    a reference that matches no plugin. registry: bound to the platform, unless `kind` is
     "platform". Raises PluginNotFoundError for an unknown kind.
     """
     verdicts: list[Verdict] = []
@@ -62,7 +62,7 @@ def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str
         verdicts = list(evaluate(registry, kind, replace(criteria, references=(AUTO,))))
     except PluginError:
         return ""
-    names = [verdict.name for verdict in verdicts if verdict.state in (ABLE, TAKEN)]
+    names = [verdict.name for verdict in verdicts if verdict.state in (USABLE, SELECTED)]
     return f" Plugins that can be used here: {', '.join(names)}." if names else ""
 
 
@@ -82,11 +82,11 @@ def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> It
 def _named(
     registry: PluginRegistry, kind: str, rank: int, reference: str | type, criteria: Criteria
 ) -> Iterator[Verdict]:
-    """Yield the verdict on a requested plugin. Every state except TAKEN is fatal."""
+    """Yield the verdict on a requested plugin. Every state except SELECTED is fatal."""
     resolution = registry.resolve(kind, reference)
     verdict = Verdict(**resolution.identity(), standing=criteria.why, place=rank)
     verdict = apply_rules(registry, kind, reference, verdict, criteria)
-    if verdict.state == ABLE:
+    if verdict.state == USABLE:
         yield _take(verdict, criteria)
         return
     error = verdict.error
@@ -125,7 +125,7 @@ def _scheduler(
     if (policy_cls is not None) == (kind == "policy"):
         resolution = registry.resolve(kind, reference)
         verdict = Verdict(**resolution.identity(), standing=criteria.why, place=rank)
-        yield replace(verdict, state=TAKEN, cls=policy_cls or scheduler_cls)
+        yield replace(verdict, state=SELECTED, cls=policy_cls or scheduler_cls)
     elif policy_cls is not None:
         yield Verdict(
             kind=kind,
@@ -133,7 +133,7 @@ def _scheduler(
             target=f"{scheduler_cls.__module__}:{scheduler_cls.__qualname__}",
             place=rank,
             standing="the core's scheduler runs the requested policy",
-            state=TAKEN,
+            state=SELECTED,
             rule="policy",
             reasons=(f"{reference_text(reference)} is a policy",),
             cls=scheduler_cls,
@@ -162,14 +162,14 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
     is_over = False
     for rank, verdict in enumerate(verdicts, 1):
         verdict = replace(verdict, place=rank, is_fatal=verdict.is_fatal and not is_over)
-        if verdict.state == ABLE and behind:
+        if verdict.state == USABLE and behind:
             verdict = replace(verdict, reasons=(*verdict.reasons, behind))
-        elif verdict.state == ABLE:
+        elif verdict.state == USABLE:
             verdict, behind = _take(verdict, criteria), f"{verdict.name} has precedence"
         elif verdict.is_fatal:
             behind = f"no {kind} is selected, because {verdict.name} failed"
         # An engine tries no candidate after the selected one or after an error.
-        is_over = is_over or verdict.state == TAKEN or verdict.is_fatal
+        is_over = is_over or verdict.state == SELECTED or verdict.is_fatal
         yield verdict
 
 
@@ -205,12 +205,12 @@ def _evaluate_candidate(
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
     """Select a usable plugin. Reject it if it lacks a required declaration of batch invariance."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
-        return replace(verdict, state=TAKEN)
+        return replace(verdict, state=SELECTED)
     missing = missing_promise(criteria.dtype)
     error = UnfitPluginError(
         f"batch_invariant=True is set, but {verdict.name!r} cannot be used: {missing}."
     )
-    rejected = replace(verdict, state=REFUSED, rule="batch_invariant")
+    rejected = replace(verdict, state=REJECTED, rule="batch_invariant")
     return replace(rejected, error=error, is_fatal=True)
 
 

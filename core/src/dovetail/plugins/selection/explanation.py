@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.evaluation import evaluate, no_winner
-from dovetail.plugins.selection.verdict import AUTO, TAKEN, Criteria, Verdict
+from dovetail.plugins.selection.verdict import AUTO, SELECTED, Criteria, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class Explanation:
     @property
     def chosen(self) -> tuple[Verdict, ...]:
         """The verdicts on the selected plugins."""
-        return tuple(verdict for verdict in self.verdicts if verdict.state == TAKEN)
+        return tuple(verdict for verdict in self.verdicts if verdict.state == SELECTED)
 
     def with_state(self, state: str, *reasons: str) -> Explanation:
         """Return a copy that replaces the state of the selected plugins and adds `reasons`."""
         verdicts = tuple(
             replace(verdict, state=state, reasons=(*verdict.reasons, *reasons))
-            if verdict.state == TAKEN
+            if verdict.state == SELECTED
             else verdict
             for verdict in self.verdicts
         )
@@ -48,7 +48,7 @@ def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanat
     """
     verdicts = tuple(evaluate(registry, kind, criteria))
     errors = [str(item.error) for item in verdicts if item.is_fatal]
-    is_taken = any(item.state == TAKEN for item in verdicts)
+    is_taken = any(item.state == SELECTED for item in verdicts)
     if criteria.references == (AUTO,) and not is_taken and not errors:
         errors = [no_winner(kind, criteria, verdicts)]
     return Explanation(

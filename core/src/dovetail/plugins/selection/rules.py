@@ -30,7 +30,7 @@ from dovetail.plugins.contracts.declared import (
 )
 from dovetail.plugins.platform_results import check_info
 from dovetail.plugins.registry import PluginRegistry
-from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict
+from dovetail.plugins.selection.verdict import NOT_TRIED, USABLE, Criteria, Verdict
 from dovetail.value_checks import shorten
 
 
@@ -73,7 +73,7 @@ def apply_rules(
             return verdict.failed(rule, error, is_fatal=is_fatal)
         if not reason.usable:
             rejected = verdict.rejected(rule, *reason.reasons)
-            return replace(rejected, state=OUT) if rule == "automatic" else rejected
+            return replace(rejected, state=NOT_TRIED) if rule == "automatic" else rejected
         notes += reason.reasons
     cls = subject.load()
     if kind == "platform":
@@ -81,7 +81,7 @@ def apply_rules(
     promised = promises_equal_bits(kind, cls, criteria.dtype)
     if promised is False:
         notes.append(missing_promise(criteria.dtype))
-    return replace(verdict, state=ABLE, reasons=tuple(notes), batch_invariant=promised, cls=cls)
+    return replace(verdict, state=USABLE, reasons=tuple(notes), batch_invariant=promised, cls=cls)
 
 
 def _unless(*reasons: str) -> Probe:

@@ -12,16 +12,16 @@ from dovetail.plugins.metadata.discovery import Candidate
 
 AUTO = "auto"
 
-TAKEN = "taken"
-ABLE = "able"
+SELECTED = "selected"
+USABLE = "usable"
 """The plugin is usable, but another one has precedence."""
-REFUSED = "refused"
+REJECTED = "rejected"
 """The plugin cannot be used here or does not meet the requirements."""
 FAILED = "failed"
 """The plugin cannot be described or loaded, or its probe failed."""
 UNKNOWN = "unknown"
 """The plugin would be tried first, but the model's requirements are unknown."""
-OUT = "out"
+NOT_TRIED = "not tried"
 """The plugin is not tried: it is denied, replaced, not allowed, or not requested."""
 
 
@@ -68,7 +68,7 @@ class Verdict(Candidate):
     rank: int = 0
     place: int = 0
     standing: str = ""
-    state: str = OUT
+    state: str = NOT_TRIED
     rule: str = ""
     reasons: tuple[str, ...] = ()
     batch_invariant: bool | None = None
@@ -84,8 +84,8 @@ class Verdict(Candidate):
         return {name: getattr(self, name) for name in shown}
 
     def rejected(self, rule: str, *reasons: str) -> Verdict:
-        """Return this verdict with the state REFUSED."""
-        return replace(self, state=REFUSED, rule=rule, reasons=reasons)
+        """Return this verdict with the state REJECTED."""
+        return replace(self, state=REJECTED, rule=rule, reasons=reasons)
 
     def failed(self, rule: str, error: PluginError, *, is_fatal: bool) -> Verdict:
         """Return this verdict with the state FAILED, because the rule raised `error`."""
