@@ -117,7 +117,7 @@ def test_the_error_for_a_plugin_whose_import_hangs_names_it(tmp_path, monkeypatc
     (tmp_path / "hangs_at_import.py").write_text("import time\ntime.sleep(30)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
-        start.enter("parts")
+        start.enter("select_plugins")
         PluginRegistry().load("worker", "hangs_at_import:Worker")
     message = str(raised.value)
     assert (

@@ -31,7 +31,7 @@ POINTS: Mapping[str, str] = {
     "start.plugins": "the plugin registry is created and the plugin options are checked",
     "start.platform": "the platform is selected",
     "start.configuration": "options with the value auto are resolved",
-    "start.parts": "scheduler, executor, worker and request checks are selected",
+    "start.select_plugins": "scheduler, executor, worker and request checks are selected",
     "start.executor": "the executor is created",
     "start.init_device": "the in-process worker initializes its device",
     "start.load_model": "the in-process worker loads the model",

@@ -112,7 +112,7 @@ def _start_parts(
     platform = prepare_platform(plugins, requested)
     start.enter("configuration")
     config = _resolve(requested, platform, plugins)
-    start.enter("parts")
+    start.enter("select_plugins")
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)

@@ -29,7 +29,7 @@ PHASES = (
     "plugins",
     "platform",
     "configuration",
-    "parts",
+    "select_plugins",
     "executor",
     "init_device",
     "load_model",
