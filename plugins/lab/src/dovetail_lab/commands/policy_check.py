@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dovetail.errors import PluginError, PluginNotFoundError
+from dovetail.errors import ConfigError, PluginError, PluginNotFoundError
 from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.selection import choose_scheduler
 from dovetail_lab.experiments.spec import PolicySpec
@@ -29,6 +29,21 @@ def check_policies(policies: Iterable[PolicySpec], *, trust_local_code: bool) ->
         if policy.options:
             options = {policy.policy: policy.options}
             choose_scheduler(PluginRegistry(policy=rules, options=options), policy.policy)
+
+
+def check_candidates(candidates: Sequence[PolicySpec], *, trust_local_code: bool) -> None:
+    """Raise the error of the first candidate of a search if none of them can be run.
+
+    Candidates with a wrong option beside valid ones fail in their own runs.
+    """
+    errors = []
+    for candidate in candidates:
+        try:
+            check_policies((candidate,), trust_local_code=trust_local_code)
+        except ConfigError as error:
+            errors.append(error)
+    if errors and len(errors) == len(candidates):
+        raise errors[0]
 
 
 def _check_class(registry: PluginRegistry, reference: str) -> None:

@@ -17,7 +17,7 @@ from dovetail_lab.commands.experiment_options import (
     one_load,
     progress_bar,
 )
-from dovetail_lab.commands.policy_check import check_policies
+from dovetail_lab.commands.policy_check import check_candidates, check_policies
 from dovetail_lab.experiments.experiment import RunOptions
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.output_errors import output_errors
@@ -48,7 +48,8 @@ def sweep_options(
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
     spec = one_load(experiment.make_spec(fields))
     candidates = candidates_of(policy, values)
-    check_policies((*spec.policies, *candidates), trust_local_code=run.trust_local_code)
+    check_policies(spec.policies, trust_local_code=run.trust_local_code)
+    check_candidates(candidates, trust_local_code=run.trust_local_code)
     with progress_bar(spec.name) as show:
         result = sweep(
             spec,
