@@ -145,6 +145,7 @@ def test_several_ranks_agree_with_one_rank(
     row = (
         BUDGET,
         agreement.positions,
+        agreement.excluded,
         f"{agreement.max_error:.1e}",
         f"{agreement.qualifying} {agreement.qualifying / agreement.positions:7.2%}",
         agreement.tokens,

@@ -43,7 +43,7 @@ def dovetail(python, *words):
 def test_explain_reports_why_cuda_is_rejected(python):
     code, output = dovetail(python, "plugins", "explain", "platform")
     (line,) = [line for line in output.splitlines() if " cuda " in line]
-    assert re.match(r"\d+ +refused +cuda +dovetail-cuda 0\.1\.0", line)
+    assert re.match(r"\d+ +rejected +cuda +dovetail-cuda 0\.1\.0", line)
     assert "driver" in line or "CUDA" in line
     # This environment has no other platform, so that the selection fails.
     assert code == 1 and "No platform" in output

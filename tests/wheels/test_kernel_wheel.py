@@ -37,7 +37,7 @@ def test_the_wheel_runs_native_kernels_on_a_machine_without_a_compiler(
     environment = {**os.environ, "PATH": str(python.parent)}
     command = (python.with_name("dovetail"), "plugins", "explain", "linear_method")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert re.search(r"^1 +taken +native ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^1 +selected +native ", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_the_error_for_a_damaged_wheel_names_the_wheel(tmp_path, kernels):
