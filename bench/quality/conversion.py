@@ -54,7 +54,7 @@ def _openvino(python: str, directory: Path, path: Path) -> list[str]:
 def _quantize(python: str, directory: Path, path: Path) -> list[str]:
     method, block_format = path.name.split("-")
     command = [str(Path(python).with_name("dovetail")), "quantize", str(directory)]
-    command += ["--method", method, "--format", block_format, "--output", str(path)]
+    command += ["--method", method, "--format", block_format, "--out", str(path)]
     if method == "rtn":
         return command
     text = path.with_name("calibration.txt")

@@ -52,7 +52,7 @@ def test_a_calibrated_format_is_converted_once_with_the_calibration_data(
         assert model_path(FORMATS["q4_k, gptq"], source, directory, "/bin/python") == path
     text = path.with_name("calibration.txt")
     command = ["/bin/dovetail", "quantize", str(directory), "--method", "gptq"]
-    command += ["--format", "q4_k", "--output", str(path), "--calibrate", str(text)]
+    command += ["--format", "q4_k", "--out", str(path), "--calibrate", str(text)]
     assert commands == [command]
     assert text.read_text() == "a" * conversion.CALIBRATION_CHARACTERS + "\nbbbbb"
 

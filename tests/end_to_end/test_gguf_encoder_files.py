@@ -335,7 +335,7 @@ def test_the_quantize_command_rejects_an_encoder_by_name(tmp_path):
 
     path = write(tmp_path)
     with pytest.raises((ModelError, ConfigError), match="BertModel"):
-        quantize(str(path), QuantizeOptions(output=tmp_path / "out"), print)
+        quantize(str(path), QuantizeOptions(out=tmp_path / "out"), print)
     assert not (tmp_path / "out").exists()
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.soak
 def test_a_quantized_gguf_file_answers_in_words(tmp_path, capsys):
     (source,) = fetch("smollm2").glob("*.gguf")
     out = tmp_path / "out"
-    assert quantize(str(source), options=QuantizeOptions(format="q4_1", output=out)) == 0
+    assert quantize(str(source), options=QuantizeOptions(format="q4_1", out=out)) == 0
     assert "Saved to" in capsys.readouterr().out
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     params = SamplingParams(temperature=0.0, max_tokens=24)

@@ -155,6 +155,16 @@ def test_a_message_longer_than_the_context_is_rejected_and_dropped(
     assert len(output.err.splitlines()) == 1 and "64" in output.err
 
 
+def test_the_parameter_that_the_error_of_a_long_message_names_can_be_set(
+    spell, monkeypatch, capsys
+) -> None:
+    lines = ("x" * 80, "/params truncate_prompt_tokens=60", "x" * 80)
+    assert converse(monkeypatch, spell("abc", length=64), *lines) == 0
+    output = capsys.readouterr()
+    assert "set truncate_prompt_tokens=" in output.err and len(output.err.splitlines()) == 1
+    assert output.out.splitlines()[-1] == "abc"
+
+
 def test_the_params_command_shows_and_sets_parameters(spell, monkeypatch, capsys) -> None:
     options = spell("abc", loop=True)
     lines = ("/params max_tokens=5 temperature=0", "hello", "/params", "/exit", "never")

@@ -99,6 +99,12 @@ def test_prompts_are_read_from_a_file_and_from_stdin(spell, capsys, monkeypatch,
     assert capsys.readouterr().out.split() == ["abc"] * 3
 
 
+def test_a_long_prompt_can_be_truncated_to_its_last_tokens(spell, capsys) -> None:
+    options = [*spell("abc", length=16), "--truncate-prompt-tokens", "6", "--json"]
+    assert main(["generate", *options, "much too long a prompt "]) == 0
+    assert json.loads(capsys.readouterr().out)["num_prompt_tokens"] == 6
+
+
 def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_processed(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2

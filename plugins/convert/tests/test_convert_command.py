@@ -197,6 +197,6 @@ def test_sizes_have_decimal_and_binary_units(text, size):
 
 def test_the_command_states_what_it_saved(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["convert", "demo", "--out", str(out), "--max-shard-size", "2MB"]) == 0
+    assert main(["convert", "demo", "--output", str(out), "--max-shard-size", "2MB"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"Saved to .*out: 47 tensors \(bfloat16\) in \d files, 7\.\d MB\.", printed)

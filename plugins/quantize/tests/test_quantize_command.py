@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.cli import main
 from dovetail.cli.frame import output_directory
 from dovetail.errors import ConfigError, DovetailError, ModelError
 from dovetail_gguf.reader import GGUFFile
@@ -79,7 +80,7 @@ def test_a_checkpoint_is_served_and_the_error_of_each_layer_is_reported(
 def test_gptq_writes_a_checkpoint_of_four_bits_that_is_served(tmp_path, text, capsys):
     out = tmp_path / "out"
     model = str(demo.model_dir())
-    assert quantize(model, method="gptq", calibrate=text, output=out, report=True) == 0
+    assert quantize(model, method="gptq", calibrate=text, out=out, report=True) == 0
     check_report(out, "Q4_K", capsys)
 
 
@@ -94,7 +95,7 @@ def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text,
             format="int4",
             calibrate=None if method == "rtn" else text,
             evaluate=text,
-            output=tmp_path / method,
+            out=tmp_path / method,
         )
         _, by_name[method] = measurements(capsys.readouterr().out)
     assert by_name["gptq"] < 0.9 * by_name["rtn"]
@@ -106,7 +107,7 @@ def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text,
 def test_layers_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys):
     out = tmp_path / "out"
     model = str(demo.model_dir())
-    quantize(model, calibrate=text, output=out, max_layer_error=0.0, max_tokens=256)
+    quantize(model, calibrate=text, out=out, max_layer_error=0.0, max_tokens=256)
     assert "layers are kept at 8 bits" in capsys.readouterr().out
     types = {info.type.name for info in GGUFFile(out / "model.gguf").tensors.values()}
     assert types == {"F32", "Q8_0"}
@@ -116,10 +117,10 @@ def test_layers_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys)
 def test_a_checkpoint_that_is_quantized_again_gives_the_same_tokens(tmp_path, capsys):
     """Quantizing an int8 model to int8 again does not change any weight."""
     out = tmp_path / "out"
-    quantize(str(demo.model_dir()), format="int8", output=out, head="bfloat16")
+    quantize(str(demo.model_dir()), format="int8", out=out, head="bfloat16")
     first = answers(out, dtype="float32")
     out_again = tmp_path / "again"
-    quantize(str(out), format="int8", output=out_again, head="bfloat16")
+    quantize(str(out), format="int8", out=out_again, head="bfloat16")
     capsys.readouterr()
     assert answers(out_again, dtype="float32") == first
 
@@ -141,7 +142,7 @@ def damaged(folder, value):
 def test_a_model_with_nan_weights_is_rejected_and_no_file_is_left(tmp_path, text):
     model, name = damaged(tmp_path / "model", float("nan"))
     with pytest.raises(DovetailError, match=re.escape(name) + "|NaN"):
-        quantize(str(model), calibrate=text, output=tmp_path / "out")
+        quantize(str(model), calibrate=text, out=tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.txt", "model"]
 
 
@@ -174,27 +175,35 @@ def test_calibration_data_that_is_too_short_or_not_utf_8_is_rejected(tmp_path):
     path.write_text("the sea is deep", "utf-8")
     model = str(demo.model_dir())
     with pytest.raises(ConfigError, match=r"--calibrate: the text has \d+ tokens; at least 256"):
-        quantize(model, calibrate=path, output=tmp_path / "out")
+        quantize(model, calibrate=path, out=tmp_path / "out")
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"--calibrate=.* is not UTF-8 text"):
-        quantize(model, calibrate=path, output=tmp_path / "out")
+        quantize(model, calibrate=path, out=tmp_path / "out")
     assert [item.name for item in tmp_path.iterdir()] == ["short.txt"]
 
 
 def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    with pytest.raises(ConfigError, match=r"--output=.*out already exists"):
-        quantize(str(demo.model_dir()), output=out)
+    with pytest.raises(ConfigError, match=r"--out=.*out already exists"):
+        quantize(str(demo.model_dir()), out=out)
     assert not list(out.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--out", "--output"])
+def test_the_output_directory_has_the_option_of_convert_and_a_longer_name(
+    option, tmp_path, capsys
+):
+    assert main(["quantize", "demo", option, str(tmp_path)]) == 2
+    assert re.search(r"--out=\S+ already exists", capsys.readouterr().err)
 
 
 @pytest.mark.costly
 def test_a_disk_without_enough_space_is_rejected_before_quantization(tmp_path, monkeypatch):
     usage = output_directory.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(ConfigError, match=r"--output=.*MB are needed.*of free space"):
-        quantize(str(demo.model_dir()), output=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"--out=.*MB are needed.*of free space"):
+        quantize(str(demo.model_dir()), out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -204,8 +213,8 @@ def test_a_disk_that_fills_while_writing_leaves_no_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
     with (
-        pytest.raises(ConfigError, match=r"--output=.* cannot be written: No space left"),
-        output_directory.new_directory("--output", tmp_path / "out") as folder,
+        pytest.raises(ConfigError, match=r"--out=.* cannot be written: No space left"),
+        output_directory.new_directory("--out", tmp_path / "out") as folder,
     ):
         checkpoint.write_checkpoint(folder)
     assert not list(tmp_path.iterdir())
@@ -218,4 +227,4 @@ def test_an_architecture_that_gguf_files_do_not_describe_is_rejected(tmp_path):
         re.sub(r'"model_type": *"\w+"', '"model_type": "other"', config), "utf-8"
     )
     with pytest.raises(ModelError, match=r"model_type 'other' cannot be quantized. Supported: "):
-        quantize(str(model), output=tmp_path / "out")
+        quantize(str(model), out=tmp_path / "out")

@@ -108,7 +108,7 @@ def test_a_saved_model_with_experts_generates_the_same_tokens_as_before(
         format="int4",
         calibrate=text,
         evaluate=text,
-        output=out,
+        out=out,
         report=True,
         head="bfloat16",
         max_layer_error=1.0,
@@ -131,7 +131,7 @@ def test_experts_without_tokens_are_reported_and_rounded_to_nearest(tmp_path, te
     model, out = make(tmp_path / "model", "qwen3moe", num_experts_per_tok=1), tmp_path / "out"
     command(
         str(model),
-        options=QuantizeOptions(method="gptq", calibrate=text, output=out, max_layer_error=1.0),
+        options=QuantizeOptions(method="gptq", calibrate=text, out=out, max_layer_error=1.0),
     )
     printed = capsys.readouterr().out
     assert "experts received no tokens of the calibration text" in printed
@@ -146,7 +146,7 @@ def test_experts_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys
     command(
         str(model),
         options=QuantizeOptions(
-            format="int4", calibrate=text, output=out, max_layer_error=0.0, head="bfloat16"
+            format="int4", calibrate=text, out=out, max_layer_error=0.0, head="bfloat16"
         ),
     )
     assert "layers are kept at 8 bits" in capsys.readouterr().out
@@ -161,5 +161,5 @@ def test_awq_with_experts_and_models_with_some_dense_layers_are_rejected(tmp_pat
     mixed = make(tmp_path / "mixed", "qwen3moe", mlp_only_layers=[0])
     assert ModelDirectory.open(str(mixed)).config["mlp_only_layers"]
     with pytest.raises(ModelError, match="mlp_only_layers"):
-        command(str(mixed), options=QuantizeOptions(output=tmp_path / "out"))
+        command(str(mixed), options=QuantizeOptions(out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()

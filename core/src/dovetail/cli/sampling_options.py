@@ -31,6 +31,7 @@ SETTINGS = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "truncate_prompt_tokens",
 )
 """The fields of `SamplingParams` that `with_settings` may change."""
 
@@ -62,6 +63,9 @@ class SamplingOptions:
         _option("A string that ends the output; may be repeated."),
     ] = None
     ignore_eos: Annotated[bool, _option("Continue after the end-of-sequence token.")] = False
+    truncate_prompt_tokens: Annotated[
+        int | None, _option("Keep only this many tokens from the end of a longer prompt.")
+    ] = None
 
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
         """Return `params` with these options.

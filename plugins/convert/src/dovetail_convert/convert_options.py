@@ -37,7 +37,7 @@ def _option(text: str) -> Parameter:
 class ConvertOptions:
     """The options of `dovetail convert`. `check_options` checks the values."""
 
-    out: Annotated[Path, _option("The new directory.")]
+    out: Annotated[Path, Parameter(name=("--out", "--output"), help="The new directory.")]
     dtype: Annotated[str, _option("auto (as in the checkpoint), bfloat16, float16 or float32.")] = (
         KEEP
     )

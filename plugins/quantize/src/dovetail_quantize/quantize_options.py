@@ -47,8 +47,12 @@ class QuantizeOptions:
         Path | None,
         _option("A held-out text file for perplexity and KL divergence (default: built-in)."),
     ] = None
-    output: Annotated[
-        Path | None, _option("The new directory (default: MODEL-FORMAT in the current directory).")
+    out: Annotated[
+        Path | None,
+        Parameter(
+            name=("--out", "--output"),
+            help="The new directory (default: MODEL-FORMAT in the current directory).",
+        ),
     ] = None
     report: Annotated[
         bool, Parameter(negative="", help="Print the relative output error of each layer.")

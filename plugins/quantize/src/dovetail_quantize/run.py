@@ -23,7 +23,7 @@ from dovetail_quantize.texts import built_in_text, read_text, split_chunks
 from dovetail_torch.layers import ParallelLMHead, linear_layers
 from dovetail_torch.layers.linear import ParallelLinear
 
-_OPTION = "--output"
+_OPTION = "--out"
 _EVALUATION_TOKENS = 4096
 _SPARE_BYTES = 16 << 20
 _UNROUNDED = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
@@ -51,7 +51,7 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     """
     directory = ModelDirectory.open(model)
     check_representable(directory.config, options.method)
-    output = options.output or Path(f"{_stem(directory.path)}-{options.format}")
+    output = options.out or Path(f"{_stem(directory.path)}-{options.format}")
     settings = Settings(
         method=options.method,
         types=FORMATS[options.format],
