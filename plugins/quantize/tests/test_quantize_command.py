@@ -191,9 +191,7 @@ def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--out", "--output"])
-def test_the_output_directory_has_the_option_of_convert_and_a_longer_name(
-    option, tmp_path, capsys
-):
+def test_the_output_directory_has_the_option_of_convert_and_a_longer_name(option, tmp_path, capsys):
     assert main(["quantize", "demo", option, str(tmp_path)]) == 2
     assert re.search(r"--out=\S+ already exists", capsys.readouterr().err)
 
