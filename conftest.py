@@ -20,7 +20,10 @@ NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
 NEVER_SAMPLED = ("soak", "gpu")
 COSTLY_SHARE = 8
-"""`make test` runs one in this number of the tests and files with the mark `costly`."""
+"""`make test` runs one in this number of the tests and files with the mark `costly`.
+
+`costly(n)`, for tests of a minute or more: a commit selects each of them with probability 1 / n.
+"""
 NOT_SELECTED = "the commit does not select this costly test"
 _deselected: list[str] = []
 
@@ -120,12 +123,19 @@ def _skip_costly(items: list[pytest.Item]) -> None:
     fixtures.
     """
     costly: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    shares: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("costly"):
-            costly[_unit_of(item)].append(item)
+        if (mark := item.get_closest_marker("costly")) is not None:
+            name = _unit_of(item)
+            costly[name].append(item)
+            if mark.args:
+                shares[name] = mark.args[0]
     commit = _commit() if costly else b""
-    names = sorted(costly, key=lambda name: sha256(commit + name.encode()).digest())
-    for name in names[-(-len(names) // COSTLY_SHARE) :]:
+    order = {name: sha256(commit + name.encode()).digest() for name in costly}
+    names = sorted(costly.keys() - shares.keys(), key=order.__getitem__)
+    skipped = names[-(-len(names) // COSTLY_SHARE) :]
+    skipped += [name for name, n in shares.items() if int.from_bytes(order[name]) % n]
+    for name in skipped:
         for item in costly[name]:
             item.add_marker(pytest.mark.skip(reason=NOT_SELECTED))
 

@@ -341,6 +341,13 @@ def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
 
 
 @pytest.mark.costly
+def test_a_costly_test_with_its_own_share_is_selected_independently(tree: Path) -> None:
+    tests = COSTLY.replace("costly", "costly(4)")
+    outputs = outputs_at_four_commits(tree, tests, "-v", "--some-costly")
+    assert 0 < sum("PASSED" in line for lines in outputs for line in lines) < 40  # expected: 16
+
+
+@pytest.mark.costly
 def test_the_tests_of_a_costly_file_are_selected_together(tree: Path) -> None:
     for number in range(9):
         (tree / f"test_{number}.py").write_text(COSTLY_FILE)

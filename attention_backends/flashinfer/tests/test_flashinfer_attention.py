@@ -28,7 +28,7 @@ NOT_INSTALLED = "FlashInfer is not installed: pip install --no-deps flashinfer-p
 needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NOT_INSTALLED)
 
 
-@pytest.mark.costly
+@pytest.mark.costly(32)
 @pytest.mark.partial
 @needs_flashinfer
 @pytest.mark.timeout(400)

@@ -31,7 +31,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 LEAST_CASES = 28
 
 
-@pytest.mark.costly
+@pytest.mark.costly(32)
 @pytest.mark.partial
 @needs_triton
 @pytest.mark.timeout(500)

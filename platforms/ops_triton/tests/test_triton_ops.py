@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 NUM_INTERPRETED, NUM_SAMPLED = 336, 63
 
 
-@pytest.mark.costly
+@pytest.mark.costly(32)
 @pytest.mark.partial
 @needs_triton
 def test_the_op_kernels_pass_their_tests_in_the_triton_interpreter():
