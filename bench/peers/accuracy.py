@@ -30,6 +30,8 @@ NAMES = {
     ("llamacpp-q4_k_m", "int4"): "llama.cpp Q4_K_M",
     (f"{OURS}-q4_k", "int4"): "q4_k",
     (f"{OURS}-gptq", "bf16"): "q4_k, gptq",
+    ("ikllamacpp", "int8"): "llama.cpp Q8_0",  # the same file, also below
+    ("ikllamacpp", "int4"): "llama.cpp Q4_0",
     ("openvino", "int8"): "OpenVINO int8",
     ("openvino", "int4"): "OpenVINO int4",
 }

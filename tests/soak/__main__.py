@@ -1,8 +1,8 @@
 """Run every long test: `make soak`, or `PYTHONPATH=tests python -m soak [--fresh] [--only NAME …]`.
 
 The sections are the tests that `make test` deselects (long tests, and cases of large test matrices
-that the commit did not select), tests that measure time, the kernels under sanitizers, and half
-a million steps of random scheduler programs. An interrupted run continues where it stopped if it is
+that the commit did not select), tests that measure time, the kernels under sanitizers, and
+250,000 steps of random scheduler programs. An interrupted run continues where it stopped if it is
 started again on the same source tree.
 """
 
@@ -37,7 +37,7 @@ PATHS = {
 def make_sections() -> list[Section]:
     """Return the sections in execution order. Sections that fail early come first."""
     python = sys.executable
-    pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "--durations=12", "-pno:cacheprovider")
+    pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "--durations=30", "-pno:cacheprovider")
     rest = tuple(f"--ignore={path}" for paths in PATHS.values() for path in paths)
     sections = [
         Section(

@@ -40,7 +40,7 @@ def test_a_provider_passes_its_tests_with_reference_kernels(provider):
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("provider", NAMES)
 def test_a_provider_passes_all_cases_with_reference_kernels(provider):
-    check_registered(provider, 20 * MIN_CASES[provider], 3900, "-m", "")
+    check_registered(provider, 8 * MIN_CASES[provider], 3900, "-m", "")
 
 
 def check_registered(provider, num_cases, timeout_s, *options):

@@ -14,8 +14,8 @@ import pytest
 from dovetail.errors import ConfigError, EngineDeadError
 
 HERE = Path(__file__).parent
-ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark.soak)]
-PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.soak)]
+ROUNDS = [pytest.param(3, id="3"), pytest.param(40, id="40", marks=pytest.mark.soak)]
+PARENTS = [pytest.param(3, id="3"), pytest.param(25, id="25", marks=pytest.mark.soak)]
 
 
 @pytest.mark.costly

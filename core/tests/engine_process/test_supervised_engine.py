@@ -19,7 +19,7 @@ from dovetail.interfaces import EngineCoreOutputs, PauseScope
 from dovetail.request import FinishReason
 from dovetail_devkit.harnesses.process_tree import children_of
 
-ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
+ROUNDS = [pytest.param(2, id="2"), pytest.param(40, id="40", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
 WAIT_S = 30.0
 """The time limit for reaching a state of the engine; it is long for loaded machines."""
@@ -345,9 +345,7 @@ def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, tra
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("seconds", [60, 180])
-def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic, seconds):
+def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic):
     client = supervised(executor="multiproc", step_s=6)
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
@@ -356,7 +354,7 @@ def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic
         results = traffic.Answers()
         for number in range(8):
             client.add_request(traffic.request(f"r{number}", max_tokens=400))
-        while time.monotonic() - start < seconds:
+        while time.monotonic() - start < 60:
             assert client.state is EngineState.READY, client.progress
             outputs = client.get_outputs(0.05)
             if outputs is not None:

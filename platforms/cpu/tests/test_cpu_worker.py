@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, PluginError, WeightError
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache import cache
 from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
 from dovetail_cpu.runtime import SMALL_PAGES_BYTES, lazy_zeros
 from dovetail_devkit.tiny_model import write_tiny_llama
@@ -69,6 +71,24 @@ def test_the_second_start_of_a_worker_maps_the_cached_packed_weights(
     assert "Mapped" in caplog.text
     assert tokens(second) == expected
     second.shutdown()
+
+
+@native
+@pytest.mark.parametrize("options", [{}, {"packed_cache_huge_pages": False}])
+def test_cached_packed_weights_are_moved_to_huge_pages_unless_this_is_disabled(
+    options, checkpoint, tmp_path, monkeypatch
+):
+    sizes, movers = [], []
+    monkeypatch.setattr(cache, "can_move", lambda size: sizes.append(size) or True)
+    monkeypatch.setattr(cache, "HugePageMover", lambda mapped: movers.append(Mock()) or movers[-1])
+    start(checkpoint, **kept(tmp_path / "cache", **options)).shutdown()
+    assert not sizes
+    second = start(checkpoint, **kept(tmp_path / "cache", **options))
+    (file,) = (tmp_path / "cache").iterdir()
+    assert sizes == ([] if options else [file.stat().st_size])
+    assert not any(mover.stop.called for mover in movers)
+    second.shutdown()
+    assert [mover.stop.call_count for mover in movers] == [1] * len(sizes)
 
 
 @native

@@ -16,7 +16,9 @@ class CPUWorkerOptions(BaseModel):
     packed_cache: location of the packed weights that are cached between starts: "auto" (the value
         of DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a directory.
         packed_cache_gib: maximum size of the cache. The least recently used files are deleted
-        first. packed_cache_min_mib: smaller models are not cached.
+        first. packed_cache_min_mib: smaller models are not cached. packed_cache_huge_pages: copy
+        cached weights to huge pages, which the processor reads faster, while the engine runs;
+        otherwise they stay in the pages of the file, which engines share.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -24,6 +26,7 @@ class CPUWorkerOptions(BaseModel):
     packed_cache: Annotated[str, Field(min_length=1)] = "auto"
     packed_cache_gib: Annotated[float, Field(gt=0, le=1 << 20)] = 20.0
     packed_cache_min_mib: Annotated[int, Field(ge=0)] = 64
+    packed_cache_huge_pages: bool = True
 
 
 class Int8Options(BaseModel):

@@ -147,7 +147,7 @@ class CPUWorker(TorchWorker):
         return lazy_zeros(num_bytes)
 
     def compile_or_warm_up_model(self) -> None:
-        """Run the model once, then write the packed weights in the background.
+        """Run the model once, then write the packed weights, or move them, in the background.
 
         The run that measured the memory of a step is sufficient, unless the model is compiled.
         """
@@ -157,6 +157,8 @@ class CPUWorker(TorchWorker):
             super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
+        elif self._cache is not None and self._options().packed_cache_huge_pages:
+            self._cache.move_to_huge_pages()
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Run the model, and allocate pages of the cache for the next steps."""

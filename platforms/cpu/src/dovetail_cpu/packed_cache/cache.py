@@ -13,11 +13,13 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, cast
 
 from torch import nn
 
+from dovetail_cpu.packed_cache.huge_pages import HugePageMover, can_move
 from dovetail_cpu.packed_cache.packed_file import (
     PackedEntry,
     PackedFileError,
@@ -71,6 +73,8 @@ class PackedCache:
         text = json.dumps(self._key, sort_keys=True).encode()
         self._name = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._saving: threading.Thread | None = None
+        self._mapped: memoryview | None = None
+        self._mover: HugePageMover | None = None
 
     def restore(self, *, num_threads: int, prefetch: PackedPrefetch | None = None) -> bool:
         """Restore the packed weights of all layers. Return False if none are cached.
@@ -92,6 +96,8 @@ class PackedCache:
             layer = self._layers[name]
             _method(layer).restore(layer, form)
         if forms:
+            # All forms are parts of one mapping.
+            self._mapped = memoryview(next(iter(forms.values())).obj)
             logger.info("Mapped %.2f GiB of packed weights.", self._num_bytes / _GIB)
         return bool(forms)
 
@@ -111,10 +117,20 @@ class PackedCache:
         else:
             self._saving = saving
 
+    def move_to_huge_pages(self) -> None:
+        """Start a thread that moves restored weights to huge pages, if there is enough memory."""
+        if self._mapped is not None and can_move(len(self._mapped)):
+            # RuntimeError: the limit on threads may be reached; the weights are slower to read.
+            with suppress(RuntimeError):
+                self._mover = HugePageMover(self._mapped)
+        self._mapped = None
+
     def wait(self) -> None:
-        """Wait until the writer thread has finished."""
+        """Wait until the packed weights are written. Stop moving them to huge pages."""
         if self._saving is not None:
             self._saving.join()
+        if self._mover is not None:
+            self._mover.stop()
 
     def _read(self, num_threads: int, prefetch: PackedPrefetch | None) -> dict[str, memoryview]:
         """Return the packed weights of all layers, or {} if there is no file."""
