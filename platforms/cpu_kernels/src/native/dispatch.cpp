@@ -29,7 +29,8 @@ uint64_t enabled_state() {
 }
 
 // Measured with one row: on Intel's processors a prefetch past the last-level cache halves the rate
-// of a stream; on Zen 4 any prefetch halves the rate of codes of 8 bits, and on Zen 5 it helps.
+// of a stream; on Zen 4 a prefetch into the first level halves the rate of codes of 8 bits, and one
+// into the second level adds 8 to 30 % to it; on Zen 5 a prefetch past the last level helps.
 StreamPrefetch choose_stream_prefetch() {
   constexpr unsigned kGenu = 0x756e6547, kAuth = 0x68747541;  // the first letters of the vendor
   constexpr unsigned kZen3And4 = 0x19;
@@ -39,7 +40,7 @@ StreamPrefetch choose_stream_prefetch() {
   unsigned version = 0, b;
   __get_cpuid(1, &version, &b, &c, &d);
   const unsigned family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
-  if (vendor == kAuth && family == kZen3And4) return StreamPrefetch::kNone;
+  if (vendor == kAuth && family == kZen3And4) return StreamPrefetch::kIntoSecondLevel;
   return StreamPrefetch::kPastLastLevel;
 }
 

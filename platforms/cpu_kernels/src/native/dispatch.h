@@ -57,8 +57,9 @@ namespace dk {
 constexpr int kNumLevels = DK_AVX512_AMX + 1;
 
 // How kernels prefetch data that is read once per step. Past the last-level cache, that cache keeps
-// the data of code that runs between kernels (the engine's step).
-enum class StreamPrefetch { kNone, kIntoAllLevels, kPastLastLevel };
+// the data of code that runs between kernels (the step of the engine). Into the second level: every
+// other line, a short distance ahead.
+enum class StreamPrefetch { kNone, kIntoAllLevels, kPastLastLevel, kIntoSecondLevel };
 extern const StreamPrefetch stream_prefetch;
 
 // The level in use, one of DK_PORTABLE ... DK_AVX512_AMX.

@@ -22,7 +22,6 @@
 namespace dk::DK_LEVEL_NAMESPACE {
 namespace {
 
-constexpr int kStreamAhead = 8192;    // bytes of codes prefetched ahead in one pass over k
 constexpr int64_t kBlockK = 512;      // k of a block: 16 KiB of bytes, kept in the L1 cache
 constexpr int64_t kAheadTiles = 12;   // number of tiles that share the prefetch of the next block
 constexpr int kMaxRows = DK_LEVEL >= 2 ? 6 : DK_LEVEL == 1 ? 2 : 1;
@@ -89,9 +88,7 @@ DK_INLINE void multiply_group(const char* codes, const uint32_t* x, int64_t num_
   for (int64_t part = 0; part < num_parts; ++part) {
     const char* const from = codes + part * Kind::kPartBytes;
     if constexpr (kStreams) {
-      DK_UNROLL for (int i = 0; i < Kind::kPartBytes / 64; ++i) {
-        prefetch_once(from + kStreamAhead + i * 64);
-      }
+      DK_UNROLL for (int i = 0; i < Kind::kPartBytes / 64; ++i) prefetch_stream(from, i);
     }
     if constexpr (Kind::kBits == 8) {
       add_bytes<kRows, Kind::kUnits>(from, x, whole);
@@ -145,7 +142,7 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
       for (int64_t i = 0; i < block.ahead_lines; ++i) __builtin_prefetch(ahead + i * 64);
       ahead += block.ahead_lines * 64;
     } else {
-      prefetch_once(scales.own + kStreamAhead);
+      prefetch_stream(scales.own, 0);
     }
     Whole whole[kRows];
     Scaled scaled[kRows];

@@ -12,7 +12,6 @@
 namespace dk::DK_LEVEL_NAMESPACE {
 namespace {
 
-constexpr int kStreamAhead = 8192;   // bytes of weights prefetched ahead in one pass over k
 constexpr int64_t kBlockUnits = 128; // 16 KiB of weights: a block over k stays in the L1 cache
 
 template <int kRows>
@@ -93,7 +92,7 @@ __attribute__((noinline)) void add_units(const Bf16::Unit* x, const char* weight
   }
   for (int64_t u = 0; u < num_units; u += 4) {
     if (kLines < 0) {
-      DK_UNROLL for (int i = 0; i < 8; ++i) prefetch_once(weights + kStreamAhead + i * 64);
+      DK_UNROLL for (int i = 0; i < 8; ++i) prefetch_stream(weights, i);
     } else {
       DK_UNROLL for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + i * 64);
       ahead += kLines * 64;

@@ -30,12 +30,16 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Prefetch data that is read once per step.
-DK_INLINE void prefetch_once(const void* address) {
+// Prefetch what follows line number `line` of data that is read once per step, in a single pass.
+DK_INLINE void prefetch_stream(const char* from, int line) {
+  constexpr int kAhead = 8192, kSecondLevelAhead = 2048;  // bytes
+  const char* const address = from + line * 64;
   if (stream_prefetch == StreamPrefetch::kPastLastLevel) {
-    __builtin_prefetch(address, 0, 0);
+    __builtin_prefetch(address + kAhead, 0, 0);
   } else if (stream_prefetch == StreamPrefetch::kIntoAllLevels) {
-    __builtin_prefetch(address, 0, 3);
+    __builtin_prefetch(address + kAhead, 0, 3);
+  } else if (stream_prefetch == StreamPrefetch::kIntoSecondLevel && line % 2 == 0) {
+    __builtin_prefetch(address + kSecondLevelAhead, 0, 2);
   }
 }
 
