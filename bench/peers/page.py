@@ -17,12 +17,12 @@ HEAD = """# Performance on the CPU
 
 This page compares Dovetail with other engines on a CPU. Do not edit this page: the command
 `python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it, except for the
-section "Through HTTP". Absolute measurements are valid only for one machine at one time, so compare
+sections from "Through HTTP" on. Absolute measurements are valid only for one machine at one time, so compare
 only the ratios within a run.
 """
 
 HTTP_HEADING = "## Through HTTP"
-"""The section that is written manually, at the end of the page."""
+"""The first of the sections that are written manually, at the end of the page."""
 
 METHOD = """## Method
 
@@ -49,7 +49,8 @@ METHOD = """## Method
 - "With a busy core" means that another process keeps one of the cores busy all the time.
 - The engines differ in some respects. OpenVINO keeps its cache in 8 bits (its default) and computes
   with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous
-  batching and one stream per request. vLLM's int8 is W8A8 with a bf16 head. transformers runs one
+  batching and one stream per request; ik_llama.cpp in the same way, but with one cache for all
+  requests, and it repacks its weights when it loads them. vLLM's int8 is W8A8 with a bf16 head. transformers runs one
   padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), eight bits in OpenVINO
   and eight bits in Dovetail since 2026-11-22; [cpu.md](cpu.md) shows the accuracy.
 """

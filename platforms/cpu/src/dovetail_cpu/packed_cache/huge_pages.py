@@ -22,7 +22,7 @@ from dovetail_cpu.memory_nodes import spread_pages
 
 logger = logging.getLogger(__name__)
 
-DELAY_S = 1.0
+DELAY_S = 0.25
 """The first request after a start does not compete with the copy."""
 MEMORY_SHARE = 0.5
 """Weights are moved if they need at most this share of the available memory."""
