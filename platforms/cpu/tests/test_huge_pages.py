@@ -134,10 +134,13 @@ def test_weights_are_moved_only_with_huge_pages_and_enough_memory(monkeypatch, t
         monkeypatch.setattr(huge_pages, "SETTING", setting)
         assert can_move(size) == expected
     setting.write_text("[always]")
+    (tmp_path / "statm").write_text(f"9999999 {size // mmap.PAGESIZE} 9999999")
+    monkeypatch.setattr(huge_pages, "STATISTICS", tmp_path / "statm")
     for memory, expected in (
+        ({"available": 2 * size, "limit": 3 * size}, True),
+        ({"available": 8 * size, "limit": 3 * size - 1}, False),
         ({"available": 2 * size}, True),
         ({"available": 2 * size - 1}, False),
-        ({"available": 8 * size, "limit": 2 * size - 1}, False),
         ({}, False),
     ):
         monkeypatch.setattr(huge_pages, "read_memory", lambda memory=memory: memory)

@@ -27,6 +27,7 @@ DELAY_S = 0.25
 MEMORY_SHARE = 0.5
 """Weights are moved if they need at most this share of the available memory."""
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+STATISTICS = Path("/proc/self/statm")
 HUGE_PAGE_BYTES = 2 << 20
 _PIECE_BYTES = 16 * HUGE_PAGE_BYTES
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
@@ -73,9 +74,16 @@ def can_move(num_bytes: int) -> bool:
         return False
     setting = read_system_file(SETTING)
     memory = read_memory()
-    available = min(memory.get("available", 0), memory.get("limit", 1 << 62))
+    left = memory.get("limit", 1 << 62) - _resident_bytes()
+    available = min(memory.get("available", 0), left)
     has_huge_pages = "[always]" in setting or "[madvise]" in setting
     return has_huge_pages and HUGE_PAGE_BYTES <= num_bytes <= MEMORY_SHARE * available
+
+
+def _resident_bytes() -> int:
+    """Return how much memory this process uses."""
+    fields = read_system_file(STATISTICS).split()
+    return int(fields[1]) * mmap.PAGESIZE if len(fields) > 1 else 0
 
 
 def _move(address: int, num_bytes: int) -> bool:
