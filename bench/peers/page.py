@@ -17,8 +17,8 @@ HEAD = """# Performance on the CPU
 
 This page compares Dovetail with other engines on a CPU. Do not edit this page: the command
 `python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it, except for the
-sections from "Through HTTP" on. Absolute measurements are valid only for one machine at one time, so compare
-only the ratios within a run.
+sections from "Through HTTP" on. Absolute measurements are valid only for one machine at one time,
+so compare only the ratios within a run.
 """
 
 HTTP_HEADING = "## Through HTTP"
@@ -50,9 +50,9 @@ METHOD = """## Method
 - The engines differ in some respects. OpenVINO keeps its cache in 8 bits (its default) and computes
   with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous
   batching and one stream per request; ik_llama.cpp in the same way, but with one cache for all
-  requests, and it repacks its weights when it loads them. vLLM's int8 is W8A8 with a bf16 head. transformers runs one
-  padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), eight bits in OpenVINO
-  and eight bits in Dovetail since 2026-11-22; [cpu.md](cpu.md) shows the accuracy.
+  requests, and it repacks its weights when it loads them. vLLM's int8 is W8A8 with a bf16 head.
+  transformers runs one padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), and
+  eight bits in OpenVINO and Dovetail; [cpu.md](cpu.md) shows the accuracy.
 """
 
 
