@@ -166,7 +166,7 @@ def test_a_model_with_nan_weights_is_rejected_and_no_file_is_left(tmp_path, text
 )
 def test_the_error_for_an_invalid_option_names_it(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        quantize(str(demo.model_dir()), **{"output": tmp_path / "out", **options})
+        quantize(str(demo.model_dir()), **{"out": tmp_path / "out", **options})
     assert not list(tmp_path.iterdir())
 
 
