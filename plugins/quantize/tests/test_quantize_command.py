@@ -70,7 +70,7 @@ def test_a_checkpoint_is_served_and_the_error_of_each_layer_is_reported(
     tmp_path, short_text, capsys
 ):
     out = tmp_path / "out"
-    options = {"calibrate": short_text, "evaluate": short_text, "output": out, "report": True}
+    options = {"calibrate": short_text, "evaluate": short_text, "out": out, "report": True}
     assert quantize(str(demo.model_dir()), format="int8", **options) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.txt", "out"]
     check_report(out, "Q8_0", capsys)
