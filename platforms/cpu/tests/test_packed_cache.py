@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail.interfaces import ModelContext, WeightLoaderContext
+from dovetail_cpu.packed_cache import cache as packed_cache
 from dovetail_cpu.packed_cache.cache import PackedCache
 from dovetail_cpu.packed_cache.folder import default_folder, packed_folder
 from dovetail_cpu.packed_cache.packed_file import PackedEntry, PackedFile, write_packed
@@ -131,7 +132,7 @@ class Started:
             self.model = Model(self.method, tied=tied)
             file = find_packed(folder, checkpoint) if prefetches else None
             prefetch = None if file is None else PackedPrefetch(file, num_threads=1)
-            cache = PackedCache(
+            self.cache = cache = PackedCache(
                 folder,
                 self.model,
                 loader.fingerprint(),
@@ -366,3 +367,12 @@ def test_packed_weights_are_found_by_size_and_time_of_the_weight_files(name, tmp
     weights.write_bytes(b"others")
     assert find_packed(folder, model_dir) is None
     assert weight_files(tmp_path / "absent") == []
+
+
+def test_ranks_share_the_memory_for_huge_pages(start, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(packed_cache, "can_move", lambda size: sizes.append(size))
+    start()
+    start().cache.move_to_huge_pages(num_sharing=3)
+    (file,) = files(tmp_path)
+    assert sizes == [3 * file.stat().st_size]

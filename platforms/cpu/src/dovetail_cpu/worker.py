@@ -158,7 +158,7 @@ class CPUWorker(TorchWorker):
         if self._cache is not None and not self._is_restored:
             self._cache.save()
         elif self._cache is not None and self._options().packed_cache_huge_pages:
-            self._cache.move_to_huge_pages()
+            self._cache.move_to_huge_pages(self._context.world_size)
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Run the model, and allocate pages of the cache for the next steps."""

@@ -117,9 +117,12 @@ class PackedCache:
         else:
             self._saving = saving
 
-    def move_to_huge_pages(self) -> None:
-        """Start a thread that moves restored weights to huge pages, if there is enough memory."""
-        if self._mapped is not None and can_move(len(self._mapped)):
+    def move_to_huge_pages(self, num_sharing: int) -> None:
+        """Start a thread that moves restored weights to huge pages, if there is enough memory.
+
+        num_sharing: number of processes on this machine that do this at the same time.
+        """
+        if self._mapped is not None and can_move(num_sharing * len(self._mapped)):
             # RuntimeError: the limit on threads may be reached; the weights are slower to read.
             with suppress(RuntimeError):
                 self._mover = HugePageMover(self._mapped)

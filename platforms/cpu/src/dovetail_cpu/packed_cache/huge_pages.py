@@ -69,7 +69,7 @@ class HugePageMover:
 
 
 def can_move(num_bytes: int) -> bool:
-    """Return whether the system has huge pages, and memory for a copy of this size."""
+    """Return whether the system has huge pages, and enough memory for copies of this size."""
     if not (sys.platform == "linux" and hasattr(_libc, "mremap")):
         return False
     setting = read_system_file(SETTING)
@@ -117,7 +117,10 @@ def _move(address: int, num_bytes: int) -> bool:
 
 
 def _call(name: str, types: tuple[type, ...], *arguments: int | None) -> int | None:
-    """Call a function of the C library, which returns an address or a code, without the lock."""
+    """Call a function of the C library, which returns an address or a code.
+
+    Other threads run Python code meanwhile.
+    """
     function = ctypes.CFUNCTYPE(_address, *types)((name, _libc))
     result: int | None = function(*arguments)
     return result
