@@ -40,6 +40,14 @@ def make(**options):
     return Q4KLinearMethod(options)
 
 
+def make_head():
+    class Head(ParallelLMHead):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+    return Head()
+
+
 def relative_error(method, in_features):
     generator = torch.Generator().manual_seed(7)
     weight_OI = torch.randn(104, in_features, generator=generator).bfloat16()
@@ -82,17 +90,19 @@ def test_the_number_of_input_features_decides_whether_the_fallback_format_is_use
 @pytest.mark.parametrize(
     ("in_features", "head", "kind"),
     [
+        (256, None, "Q6_K"),
+        (256, "q6_k", "Q6_K"),
         (256, "int8", "int8"),
         (256, "q4_k", "Q4_K"),
         (256, "bfloat16", "bf16"),
+        (288, None, "int8"),
+        (288, "q6_k", "int8"),
+        (288, "q4_k", "Q4_1"),
     ],
 )
 def test_the_head_option_sets_the_weight_format_of_the_lm_head(in_features, head, kind):
-    class Head(ParallelLMHead):
-        def __init__(self):
-            nn.Module.__init__(self)
-
-    layer = make_layer(make(head=head), in_features, layer=Head())
+    method = make() if head is None else make(head=head)
+    layer = make_layer(method, in_features, layer=make_head())
     assert KIND_NAMES[layer.packed_spec.kind] == kind
 
 
@@ -103,6 +113,50 @@ def test_the_error_for_a_weight_with_nan_or_infinity_names_it(in_features, value
     method = make()
     layer = make_layer(method, in_features)
     layer.weight[50, 7] = value
+    with pytest.raises(WeightError, match=r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or"):
+        method.pack(layer)
+
+
+def packed_weight(weight_OI):
+    """Return the values, in float64, of an LM head that is packed as Q6_K."""
+    in_features = weight_OI.shape[1]
+    method, head = make(head="q6_k"), make_head()
+    layer = make_layer(method, in_features, weight_OI, layer=head)
+    method.pack(layer)
+    # An input feature that is alone is exact in 8 bits.
+    ones = torch.eye(in_features, dtype=torch.bfloat16)
+    return method.apply(layer, 127 * ones).double().T / 127
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("magnitude", [0.003, 1.0, 1e3])
+def test_a_head_of_six_bits_has_a_rounding_error_below_two_percent(magnitude):
+    generator = torch.Generator().manual_seed(3)
+    weight_OI = (magnitude * torch.randn(104, 512, generator=generator)).bfloat16()
+    error_OI = packed_weight(weight_OI) - weight_OI.double()
+    relative_O = error_OI.norm(dim=1) / weight_OI.double().norm(dim=1)
+    # Uniform steps of 1/32 of the greatest of 16 normal numbers, 1.77, have an error of 0.016.
+    assert relative_O.min() > 0.012 and relative_O.max() < 0.019
+
+
+@torch.inference_mode()
+def test_a_head_of_six_bits_keeps_zeros_single_weights_and_whole_codes():
+    weight_OI = torch.zeros(104, 256)
+    weight_OI[1, 17] = -3.0
+    weight_OI[2] = torch.arange(256) % 64 - 32.0
+    weight_OI[3] = 1e-12
+    values_OI = packed_weight(weight_OI)
+    assert values_OI[0].abs().max() == 0 and values_OI[3].abs().max() == 0
+    assert (values_OI[1, 17] / -3.0 - 1).abs() < 0.01 and values_OI[1].count_nonzero() == 1
+    assert (values_OI[2] - weight_OI[2]).abs().max() < 0.3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("value", [1e9, 1e29, 3e38, float("nan")])
+def test_the_error_for_weights_beyond_the_range_of_a_six_bit_head_names_them(value):
+    method = make(head="q6_k")
+    layer = make_layer(method, 256, layer=make_head())
+    layer.weight[50] = value
     with pytest.raises(WeightError, match=r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or"):
         method.pack(layer)
 
@@ -125,5 +179,11 @@ def test_quantization_of_a_different_dtype_is_rejected_with_advice():
 
 
 def test_packed_formats_differ_by_option():
-    several = [make(), make(fallback="int8"), make(head="q4_k"), make(head="bfloat16")]
+    several = [
+        make(),
+        make(fallback="int8"),
+        make(head="int8"),
+        make(head="q4_k"),
+        make(head="bfloat16"),
+    ]
     assert len({method.packed_format() for method in several}) == len(several)

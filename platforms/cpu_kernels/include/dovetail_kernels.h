@@ -21,7 +21,7 @@
 /* Incremented whenever a struct or a function changes. */
 #define DK_ABI_VERSION 17
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
-#define DK_PACK_VERSION 3
+#define DK_PACK_VERSION 4
 
 /* Instruction set levels, slowest first. A CPU may have a higher level and lack AVX2_VNNI or
  * AVX512_VNNI (byte products, without bf16). */
@@ -80,8 +80,8 @@ DK_API void dk_record_free(const dk_call* calls);
 
 /* --- packed linear ------------------------------------------------------------------------------
  * Weights of [N, K] in panels of 32 output columns, K contiguous within a panel, padded with
- * zeros. All kinds but bf16 have codes of 4 or 8 bits in groups of consecutive k with a scale, and
- * some a minimum, per column and group: weight = scale * code + minimum. Activations are quantized
+ * zeros. All kinds but bf16 have codes of 4, 6 or 8 bits in groups of consecutive k with a scale,
+ * and some a minimum, per column and group: weight = scale * code + minimum. Activations are quantized
  * dynamically to int8, with a float scale per token and group. With DK_REFINE a group of a token
  * whose scale is above 2 times (DK_REFINE_MOST: 0.7 times) the mean scale of the token's groups has
  * 15 bits, which costs a second product with the weights of this group.
@@ -89,7 +89,8 @@ DK_API void dk_record_free(const dk_call* calls);
  * int8: symmetric, a bf16 scale per group of 32. int4: a bf16 scale of either sign per group of
  * `group` (32, 64, 128). The others are the block types of GGUF files with their own codes, scales
  * and minima; K is a multiple of the block (32; 256 for the K types).
- *     codes of 4 bits: Q4_0, Q4_1, Q4_K       of 8 bits: Q5_0, Q5_1, Q8_0, Q5_K, Q6_K
+ *     codes of 4 bits: Q4_0, Q4_1, Q4_K       of 6 bits: Q6_K
+ *     of 8 bits: Q5_0, Q5_1, Q8_0, Q5_K
  *     a float16 per group: Q4_0, Q4_1 (and minimum), Q5_0, Q5_1 (and minimum), Q8_0
  *     an int8 per group times a float16 per 256 k: Q4_K and Q5_K (and minimum), Q6_K (groups of 16)
  */
@@ -113,7 +114,7 @@ enum {
   DK_GATE_UP = 1,       /* rows 0 .. N/2-1 are gates, the rest ups: y[M, N/2] = act(gate, up) */
   DK_OUT_F32 = 2,       /* y is float32, not bf16 */
   DK_BATCH_INVARIANT = 4, /* accepted, and always true: see linear.cpp */
-  DK_ROUND = 8,         /* packing of Q4_1 and Q4_K: the weight is bf16 and is rounded */
+  DK_ROUND = 8,         /* packing of Q4_1, Q4_K and Q6_K: the weight is bf16 and is rounded */
   DK_GELU = 16,         /* the operation's activation: x * (1 + erf(x / sqrt(2))) / 2 */
   DK_GELU_TANH = 32,    /* its approximation x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
   DK_RELU = 64,

@@ -146,6 +146,21 @@ DK_CASE(nonfinite_weights) {
   }
 }
 
+// Weights that are rounded to blocks; their values are tested in Python.
+DK_CASE(rounded_blocks) {
+  static const int64_t kinds[] = {DK_Q4_1, DK_Q4_K, DK_Q6_K};
+  const int64_t N = random.between(1, 70), K = 256 * random.between(1, 3), ld = K + random.below(5);
+  Buffer<uint16_t> w((N - 1) * ld + K, random.below(8));
+  fill(w, random);
+  for (const int64_t kind : kinds) {
+    Buffer<char> packed(dk_packed_bytes(kind, N, K, 0, 0));
+    int64_t found = -1;
+    const dk_pack_linear_args args{w.data(), packed.data(), &found, N, K, ld, 0, DK_ROUND, kind};
+    dk_pack_linear_blocks(&args);
+    cases::check(found == 0, "finite weights were counted as not finite");
+  }
+}
+
 // Blocks of random bytes, then of zeros; their values are tested in Python.
 DK_CASE(linear_blocks) {
   struct Type {

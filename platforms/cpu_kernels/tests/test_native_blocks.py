@@ -166,7 +166,7 @@ def test_nonfinite_scales_of_blocks_are_counted(name, bad):
         ("Q8_0", 8.5),
         ("Q4_K", 4.625),
         ("Q5_K", 8.625),
-        ("Q6_K", 8.5625),
+        ("Q6_K", 6.5625),
     ],
 )
 def test_packed_blocks_have_the_documented_size(name, bits):

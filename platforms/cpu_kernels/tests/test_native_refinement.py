@@ -28,7 +28,7 @@ class Weight:
 
     def __init__(self, kind, N, K, *, group=0, refine=0, gate_up=False):
         self.generator = torch.Generator().manual_seed(N)
-        rounds = linear.KIND_NAMES[kind] in linear.ROUNDED
+        rounds = kind == Q4_1
         self.shape = linear.PackedLinear(
             kind=kind, N=N, K=K, group=group, refine=refine, gate_up=gate_up, rounds=rounds
         )

@@ -55,23 +55,25 @@ class Int4Options(BaseModel):
     """Options of the `int4` linear method.
 
     group_size: input features per scale. head: the format of the LM head, which is the
-        most sensitive layer; "int4" is faster and less accurate.
+        most sensitive layer; "int4" is faster and less accurate. "q6_k" (6.56 bits per
+        weight) is replaced by "int8" if its input features are not a multiple of 256.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     group_size: Literal[32, 64, 128] = 32
-    head: Literal["int4", "int8", "bfloat16"] = "int8"
+    head: Literal["int4", "q6_k", "int8", "bfloat16"] = "q6_k"
 
 
 class Q4KOptions(BaseModel):
     """Options of the `q4_k` linear method.
 
-    head: the format of the LM head. fallback: the format of a layer whose input
-        features are not a multiple of 256; "int8" is more accurate, and needs more memory.
+    head: the format of the LM head; "q6_k" is replaced by "int8" if its input features
+        are not a multiple of 256. fallback: the format of another such layer; "int8" is
+        more accurate, and needs more memory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    head: Literal["int8", "q4_k", "bfloat16"] = "int8"
+    head: Literal["int8", "q6_k", "q4_k", "bfloat16"] = "q6_k"
     fallback: Literal["q4_1", "int8"] = "q4_1"

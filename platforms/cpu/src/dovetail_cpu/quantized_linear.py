@@ -47,6 +47,7 @@ _KINDS = {
     "int4": INT4,
     "q4_1": KIND_NAMES.index("Q4_1"),
     "q4_k": KIND_NAMES.index("Q4_K"),
+    "q6_k": KIND_NAMES.index("Q6_K"),
 }
 
 
@@ -88,7 +89,7 @@ class QuantizedLinearMethod(NativeLinearMethod):
 
     def _kind(self, name: str, in_features: int) -> int:
         """Return the weight kind of a format, given by its name in the options."""
-        return _KINDS[name]
+        return _KINDS[name] if _fits(_KINDS[name], in_features) else INT8
 
 
 class Int8LinearMethod(QuantizedLinearMethod):
@@ -103,7 +104,7 @@ class Int8LinearMethod(QuantizedLinearMethod):
 
 
 class Int4LinearMethod(QuantizedLinearMethod):
-    """Uses 4-bit weights (8-bit in the LM head) and 8-bit activations, all with group scales."""
+    """Uses 4-bit weights (6-bit in the LM head) and 8-bit activations, all with group scales."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6
@@ -133,15 +134,16 @@ class Q4KLinearMethod(QuantizedLinearMethod):
         return f"{super().packed_format()}/{self._fallback}"
 
     def _kind(self, name: str, in_features: int) -> int:
-        kinds = [_KINDS[each] for each in (name, self._fallback)]
-        return next((kind for kind in kinds if _fits(kind, in_features)), INT8)
+        if name == self.name and not _fits(_KINDS[name], in_features):
+            name = self._fallback
+        return super()._kind(name, in_features)
 
 
 class GGUFLinearMethod(NativeLinearMethod):
     """Computes with the quantized blocks of GGUF files.
 
-    Packing reorders codes, scales and minima; nothing is requantized. Codes of 5 and 6 bits
-    use a byte each. Parts of a layer that the loader does not provide as blocks are packed as
+    Packing reorders codes, scales and minima; nothing is requantized. Codes of 5 bits use a
+    byte each. Parts of a layer that the loader does not provide as blocks are packed as
     bfloat16. For other dtypes, loaders dequantize all blocks. Experts are computed in one call if
     all their weights of a layer have the same type, otherwise one by one.
     """

@@ -31,7 +31,7 @@ BLOCK_BYTES = {
 """The block types of GGUF files that have kernels: numbers of values and bytes of a block."""
 KIND_NAMES = ("bf16", "int8", "int4", *BLOCK_BYTES)
 """The name of each kind of weight; the index is the kind."""
-ROUNDED = frozenset({"Q4_1", "Q4_K"})
+ROUNDED = frozenset({"Q4_1", "Q4_K", "Q6_K"})
 """The block types that bf16 weights can be rounded to."""
 
 

@@ -1,4 +1,5 @@
-// Rounding of bf16 weights to the blocks of Q4_1 and Q4_K: codes from 0 to 15, scales and minima.
+// Rounding of bf16 weights to the blocks of Q4_1 and Q4_K, with codes from 0 to 15, scales and
+// minima, and to those of Q6_K, with codes from -32 to 31 and scales.
 //
 // Candidates for the range of a group's codes are refined by least squares, and the one with the
 // least squared error is used. Weights are whole 2,048ths of the group's range, so that sums are
@@ -106,9 +107,73 @@ inline int8_t second_level(float value, float factor) {
   return static_cast<int8_t>(nearest(scaled > 63.0f ? 63.0f : scaled));
 }
 
+constexpr int64_t kSixBitGroup = 16;
+constexpr int32_t kMostScale = 127;
+// Candidates for the code of the weight with the greatest magnitude.
+constexpr float kTopCodes[] = {-31.0f, -31.4f, -31.8f, -32.2f, -32.6f, -33.0f};
+
+inline int32_t six_bit_code(float scaled) {
+  const int32_t code = nearest(scaled < -32.0f ? -32.0f : scaled);
+  return code > 31 ? 31 : code;
+}
+
+// The scale, of either sign, of a group of Q6_K.
+inline float fit_scale(const uint16_t* w) {
+  float greatest = 0.0f, magnitude = 0.0f;
+  for (int64_t k = 0; k < kSixBitGroup; ++k) {
+    const float x = bf16_to_float(w[k]), size = x < 0.0f ? -x : x;
+    greatest = size > magnitude ? x : greatest;
+    magnitude = size > magnitude ? size : magnitude;
+  }
+  if (!(magnitude > 1e-30f)) return 0.0f;
+  const float inverse = kUnits / greatest;
+  double best = 0.0, scale = 0.0;
+  for (const float top : kTopCodes) {
+    int32_t sum_uq = 0, sum_qq = 0;
+    for (int64_t k = 0; k < kSixBitGroup; ++k) {
+      const int32_t unit = nearest(bf16_to_float(w[k]) * inverse);
+      const int32_t q = six_bit_code(static_cast<float>(unit) * (top / kUnits));
+      sum_uq += unit * q;
+      sum_qq += q * q;
+    }
+    // What the best scale for these codes removes of the squared weights.
+    const double uq = sum_uq, removed = uq * uq / sum_qq;
+    if (removed > best) {
+      best = removed;
+      scale = uq / sum_qq;
+    }
+  }
+  return static_cast<float>(scale * (static_cast<double>(greatest) / static_cast<double>(kUnits)));
+}
+
+inline int64_t round_q6_k(const uint16_t* w, Piece& piece) {
+  constexpr int64_t kGroups = kSuperK / kSixBitGroup;
+  float scales[kGroups], largest = 0.0f;
+  for (int64_t g = 0; g < kGroups; ++g) {
+    scales[g] = fit_scale(w + g * kSixBitGroup);
+    const float size = scales[g] < 0.0f ? -scales[g] : scales[g];
+    largest = size > largest ? size : largest;
+  }
+  piece.scale = float_to_half(largest / kMostScale);
+  // A scale that is rounded down, by up to a half if it is subnormal, would clip the largest.
+  if (half_to_float(piece.scale) * kMostScale < largest) ++piece.scale;
+  const float factor = half_to_float(piece.scale);
+  for (int64_t g = 0; g < kGroups; ++g) {
+    const int32_t number = factor > 0.0f ? nearest(scales[g] / factor) : 0;
+    piece.scales[g] = static_cast<int8_t>(number);
+    const float scale = factor * static_cast<float>(number);
+    const float inverse = number ? 1.0f / scale : 0.0f;
+    for (int64_t k = g * kSixBitGroup; k < (g + 1) * kSixBitGroup; ++k) {
+      piece.codes[k] = static_cast<uint8_t>(six_bit_code(bf16_to_float(w[k]) * inverse) + 32);
+    }
+  }
+  return is_not_finite(piece.scale);
+}
+
 // Round the weights of block number `index`; returns how many scales do not fit a float16.
 inline int64_t round_block(int64_t kind, const char* row, int64_t index, Piece& piece) {
   const auto* const first = reinterpret_cast<const uint16_t*>(row);
+  if (kind == DK_Q6_K) return round_q6_k(first + index * kSuperK, piece);
   if (kind == DK_Q4_1) {
     const uint16_t* const w = first + index * kRoundedGroup;
     const CodeRange range = fit_range(w);

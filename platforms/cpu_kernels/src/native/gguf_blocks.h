@@ -82,7 +82,7 @@ inline int64_t read_q6_k(const uint8_t* block, Piece& piece) {
     const int half = k / 128, quarter = k % 128 / 32, place = k % 32;
     const int low = block[half * 64 + quarter % 2 * 32 + place] >> quarter / 2 * 4 & 15;
     const int high = block[128 + half * 32 + place] >> quarter * 2 & 3;
-    piece.codes[k] = static_cast<uint8_t>((low | high << 4) - 32 + 128);
+    piece.codes[k] = static_cast<uint8_t>(low | high << 4);
   }
   return is_not_finite(piece.scale);
 }

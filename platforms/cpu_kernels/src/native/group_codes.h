@@ -1,10 +1,12 @@
 // Integer sums of codes times activations: sums[row][vector] += code * x, over a part of a group.
 //
-// A part has kUnits units of 4 k: 4 or 8; codes of 4 bits always 8. x: [unit][row], 4 signed bytes
-// each, from -127 to 127. Codes are unsigned: the caller corrects sums for their offset.
+// A part has kUnits units of 4 k: 4 or 8; codes of 4 bits always 8, codes of 6 bits 4. x:
+// [unit][row], 4 signed bytes each, from -127 to 127. Codes are unsigned: the caller corrects sums
+// for their offset.
 #pragma once
 #include "linear.h"
 #include "simd.h"
+#include "six_bits.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
@@ -82,7 +84,20 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
   }
 }
 
-// Codes of 4 bits to bytes, in the order of add_bytes.
+DK_INLINE VI add_products(VI sums, VI codes, uint32_t x) {
+  return _mm512_dpbusd_epi32(sums, codes, set1_int(static_cast<int>(x)));
+}
+
+// Codes to bytes, in the order of add_bytes: those of 6 bits, a group, and those of 4 bits.
+DK_INLINE void unpack_six_bits(const char* codes, char* out) {
+  DK_UNROLL for (int half = 0; half < 2; ++half) {
+    VI units[4];
+    read_six_bits(codes + half * 64, units);
+    DK_UNROLL for (int u = 0; u < 4; ++u) {
+      _mm512_store_si512(out + u * kUnitBytes + half * 64, units[u]);
+    }
+  }
+}
 DK_INLINE void unpack_group(const char* codes, int64_t num_bytes, char* out) {
   const VI mask = _mm512_set1_epi8(15);
   for (int64_t i = 0; i < num_bytes / 64; ++i) {
@@ -173,6 +188,23 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
     }
   }
 }
+
+template <int kRows>
+DK_INLINE void add_six_bits(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+    VI units[4];
+    read_six_bits(codes + v * kWidth * 4, units);
+    DK_UNROLL for (int r = 0; r < kRows; ++r) {
+      DK_UNROLL for (int u = 0; u < 4; u += 2) {  // 16 bit sums stay below 4 * 63 * 127 < 2^15
+        const VI a = set1_int(static_cast<int>(x[u * kRows + r]));
+        const VI b = set1_int(static_cast<int>(x[(u + 1) * kRows + r]));
+        const VI pairs = add_halves(multiply_bytes(units[u], a), multiply_bytes(units[u + 1], b));
+        sums[r][v] = add_int(sums[r][v], multiply_pairs(pairs, set1_int(0x10001)));
+        DK_IN_REGISTER(sums[r][v]);
+      }
+    }
+  }
+}
 #else
 // The codes of byte k of a unit, in kWidth columns.
 DK_INLINE VI byte_of(const char* unit, int v, int k) {
@@ -199,6 +231,36 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
       DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
         const VI both = byte_of(codes, v, k);
         sums[0][v] += (both & 15) * a + (both >> 4) * b;
+      }
+    }
+  }
+}
+
+template <int>
+DK_INLINE void add_six_bits(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
+  for (int u = 0; u < 4; ++u) {
+    const char* const nibbles = codes + u / 2 * kUnitBytes;
+    for (int k = 0; k < 4; ++k) {
+      const int32_t a = input_of(x[u], k);
+      DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+        const VI low = byte_of(nibbles, v, k) >> (u % 2 * 4) & 15;
+        const VI upper = byte_of(codes + 2 * kUnitBytes, v, k) >> (u * 2) & 3;
+        sums[0][v] += (low | upper << 4) * a;
+      }
+    }
+  }
+}
+#endif
+
+#if DK_HAS_VNNI
+template <int kRows>
+DK_INLINE void add_six_bits(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+    VI units[4];
+    read_six_bits(codes + v * kWidth * 4, units);
+    DK_UNROLL for (int u = 0; u < 4; ++u) {
+      DK_UNROLL for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = add_products(sums[r][v], units[u], x[u * kRows + r]);
       }
     }
   }

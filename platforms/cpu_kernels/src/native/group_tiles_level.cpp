@@ -6,6 +6,7 @@
 #include "group_activations.h"
 #include "group_scales.h"
 #include "linear_epilogue.h"
+#include "six_bits.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -27,7 +28,7 @@ struct TileBlock {
   int64_t ahead_lines;
 };
 
-// Codes of 8 bits lose their offset; those of 4 bits are unpacked to bytes and do, too.
+// Codes of 4 and 6 bits are unpacked to bytes; all lose their offset.
 DK_INLINE void write_signed_codes(const TileBlock& block) {
   const GroupFormat& format = block.job.format;
   const char* from = block.panel + block.first * format.group_stride();
@@ -35,6 +36,17 @@ DK_INLINE void write_signed_codes(const TileBlock& block) {
   const VI flip = _mm512_set1_epi8(static_cast<char>(128)), mask = _mm512_set1_epi8(15);
   const VI offset = _mm512_set1_epi8(static_cast<char>(format.offset()));
   for (int64_t g = 0; g < block.num_groups; ++g, from += format.group_stride()) {
+    if (format.bits == 6) {
+      DK_UNROLL for (int half = 0; half < 2; ++half) {
+        VI codes[4];
+        read_six_bits(from + half * 64, codes);
+        DK_UNROLL for (int u = 0; u < 4; ++u) {
+          _mm512_store_si512(to + half * kBlockHalf + u * 64, _mm512_sub_epi8(codes[u], offset));
+        }
+      }
+      to += 256;
+      continue;
+    }
     for (int64_t i = 0; i < format.code_bytes(); i += kUnitBytes) {
       DK_UNROLL for (int half = 0; half < 2; ++half) {
         const VI codes = _mm512_load_si512(from + i + half * 64);

@@ -117,8 +117,8 @@ const LinearKernels& kernels_for(int64_t kind, int64_t num_rows) {
   static const LinearKernels* const wide[] = DK_ALL_TABLES(wide_groups);
   const int level = current_level();
   if (tiles[level] && num_rows > kFewTiledRows) return *tiles[level];
-  const bool is_bytes = group_format(kind, 0).bits == 8;
-  if (wide[level] && is_bytes && num_rows >= kFewestWideRows) return *wide[level];
+  const bool is_wide = group_format(kind, 0).bits > 4;
+  if (wide[level] && is_wide && num_rows >= kFewestWideRows) return *wide[level];
   return DK_PICK(linear_groups);
 }
 

@@ -8,8 +8,10 @@
 //     groups with scales of two levels
 //              [panel]{ [group]{ codes }, [256 k]{ scales, minima, [group]{ scales, minima } } }
 // Codes of 8 bits are [unit of 4 k][32][4 k] of q + 128. Codes of 4 bits are [8 k][32][4 bytes];
-// low nibbles are k 0..3 and high ones k 4..7, of q + 8, or of q if there are minima. Scales and
-// minima are [32] numbers of 16 bits; those of a group on the lower level [32] int8.
+// low nibbles are k 0..3 and high ones k 4..7, of q + 8, or of q if there are minima. Codes of 6
+// bits are q + 32 in groups of 16: the nibbles of the group as above, then [32][4 bytes], where
+// byte b has the upper two bits of k b, 4 + b, 8 + b and 12 + b, from the lowest bits on. Scales
+// and minima are [32] numbers of 16 bits; those of a group on the lower level [32] int8.
 // With DK_GATE_UP columns 0..15 of a panel are gates and 16..31 the ups of the same 16 outputs.
 // Packed activations: [tile of rows][unit][row], zero for padded rows and k; kernels choose the
 // bytes of a unit. Groups have a scale and other numbers in separate arrays. With DK_REFINE or
@@ -31,14 +33,14 @@ enum ScaleKind { kBf16Scales, kHalfScales, kTwoLevelScales };
 
 // A format with groups.
 struct GroupFormat {
-  int64_t bits;   // of a code
+  int64_t bits;   // of a code: 4, 6 or 8
   int64_t group;  // number of k
   ScaleKind scales;
   bool has_minima;
 
   DK_INLINE bool two_levels() const { return scales == kTwoLevelScales; }
   // What is added to a code to store it unsigned.
-  DK_INLINE int64_t offset() const { return bits == 8 ? 128 : has_minima ? 0 : 8; }
+  DK_INLINE int64_t offset() const { return has_minima && bits == 4 ? 0 : 1 << (bits - 1); }
   DK_INLINE int64_t code_bytes() const { return group * bits / 8 * kColumns; }
   // Of the scales and minima of a group; of one level, of 256 k.
   DK_INLINE int64_t scale_bytes() const {
@@ -67,7 +69,7 @@ DK_INLINE GroupFormat group_format(int64_t kind, int64_t group) {
     case DK_Q5_1: return {8, 32, kHalfScales, true};
     case DK_Q4_K: return {4, 32, kTwoLevelScales, true};
     case DK_Q5_K: return {8, 32, kTwoLevelScales, true};
-    case DK_Q6_K: return {8, 16, kTwoLevelScales, false};
+    case DK_Q6_K: return {6, 16, kTwoLevelScales, false};
     default: return {8, 32, kHalfScales, false};  // Q5_0, Q8_0
   }
 }
@@ -146,6 +148,6 @@ DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE
 DK_DECLARE_TABLES(dk::LinearKernels, linear_bf16)
 DK_DECLARE_TABLES(dk::LinearKernels, linear_groups)
 DK_DECLARE_TABLES(dk::LinearKernels, group_tiles)  // for many rows, at some levels
-DK_DECLARE_TABLES(dk::LinearKernels, wide_groups)  // for codes of 8 bits and several rows, at some
+DK_DECLARE_TABLES(dk::LinearKernels, wide_groups)  // for codes of 6 or 8 bits, at some levels
 DK_DECLARE_TABLES(dk::PackKernels, pack_bf16)
 DK_DECLARE_TABLES(dk::PackKernels, pack_groups)

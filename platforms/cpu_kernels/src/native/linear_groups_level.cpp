@@ -92,6 +92,8 @@ DK_INLINE void multiply_group(const char* codes, const uint32_t* x, int64_t num_
     }
     if constexpr (Kind::kBits == 8) {
       add_bytes<kRows, Kind::kUnits>(from, x, whole);
+    } else if constexpr (Kind::kBits == 6) {
+      add_six_bits<kRows>(from, x, whole);
     } else {
       add_nibbles<kRows>(from, x, whole);
     }
@@ -192,7 +194,7 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
 
 template <class Kind, int kRows, bool kRefined>
 void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* bytes) {
-  constexpr bool kUnpack = kUnpacks && Kind::kBits == 4;
+  constexpr bool kUnpack = kUnpacks && Kind::kBits < 8;
   using Read = Codes<kUnpack ? 8 : Kind::kBits, Kind::kUnits, Kind::kMinima>;
   const GroupFormat& format = job.format;
   const int64_t num_tiles = job.num_tiles(), stride = format.group_stride();
@@ -208,7 +210,13 @@ void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* b
       block.codes = bytes;
       block.code_stride = format.group * kColumns;
       for (int64_t i = 0; i < n; ++i) {
-        unpack_group(codes + i * stride, format.code_bytes(), bytes + i * block.code_stride);
+        const char* const from = codes + i * stride;
+        char* const to = bytes + i * block.code_stride;
+        if constexpr (Kind::kBits == 6) {
+          unpack_six_bits(from, to);
+        } else {
+          unpack_group(from, format.code_bytes(), to);
+        }
       }
     }
 #else
@@ -227,7 +235,7 @@ template <class Kind, int kRows, bool kRefined>
 void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
   const GroupFormat& format = job.format;
   const int64_t num_tiles = job.num_tiles(), panel_bytes = format.panel_bytes(job.num_units * 4);
-  constexpr int64_t kUnpackedBytes = kUnpacks && Kind::kBits == 4 ? kBlockK * kColumns : 0;
+  constexpr int64_t kUnpackedBytes = kUnpacks && Kind::kBits < 8 ? kBlockK * kColumns : 0;
   char* const bytes = scratch(kRegionScratch, kUnpackedBytes + num_tiles * kRows * kPanel * 4);
   auto* const sums = reinterpret_cast<float*>(bytes + kUnpackedBytes);
   for (int64_t p = first_panel; p < end_panel; ++p) {
@@ -262,7 +270,7 @@ void compute_kind(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
 
 void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
   const bool minima = job.format.has_minima;
-  auto* kind = compute_kind<Codes<8, 4, false>>;
+  auto* kind = compute_kind<Codes<6, 4, false>>;
   if (job.format.group > 16 && job.format.bits == 8) {
     kind = minima ? compute_kind<Codes<8, 8, true>> : compute_kind<Codes<8, 8, false>>;
   } else if (job.format.group > 16) {

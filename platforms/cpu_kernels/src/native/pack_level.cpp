@@ -167,7 +167,7 @@ int64_t read_piece(const dk_pack_linear_args& args, int64_t kind, const GroupFor
   return nonfinite ? nonfinite : round_block(kind, row, index, piece);
 }
 
-// The codes of a piece, two of 4 bits in a byte.
+// The codes of a piece, in the order of a column (linear.h).
 void write_codes(const GroupFormat& format, const Piece& piece, int64_t piece_k, char* out) {
   if (format.bits == 8) {
     memcpy(out, piece.codes, piece_k);
@@ -175,7 +175,14 @@ void write_codes(const GroupFormat& format, const Piece& piece, int64_t piece_k,
   }
   for (int64_t k = 0; k < piece_k; k += 8, out += 4) {
     const uint8_t* const q = piece.codes + k;
-    for (int64_t b = 0; b < 4; ++b) out[b] = static_cast<char>(q[b] | q[4 + b] << 4);
+    for (int64_t b = 0; b < 4; ++b) out[b] = static_cast<char>((q[b] & 15) | q[4 + b] << 4);
+    if (format.bits == 4 || k % 16 == 0) continue;
+    const uint8_t* const all = q - 8;
+    out += 4;
+    for (int64_t b = 0; b < 4; ++b) {
+      out[b] = static_cast<char>(all[b] >> 4 | all[4 + b] >> 4 << 2 | all[8 + b] >> 4 << 4 |
+                                 all[12 + b] >> 4 << 6);
+    }
   }
 }
 

@@ -1,7 +1,7 @@
-// Packed linear with codes of 8 bits in groups for several rows, without products of bytes.
+// Packed linear with codes of 6 or 8 bits in groups for several rows, without products of bytes.
 //
 // Codes and activations are multiplied as 16 bit numbers. Codes are widened once for all tiles of
-// rows, or in registers for a single tile. An activation of a refined group is one number,
+// rows, or in registers for a single tile if they have 8 bits. An activation of a refined group is one number,
 // 128 q + low, so low parts take no additional time. Integer sums are those of
 // linear_groups_level.cpp, which is used for fewer rows: they are exact, at most 32 * 128 * 2^14,
 // and the same floating point operations follow in the same order: bits are equal.
@@ -13,6 +13,7 @@
 #include "group_activations.h"
 #include "group_scales.h"
 #include "linear_epilogue.h"
+#include "six_bits.h"
 #include "team.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
@@ -67,10 +68,27 @@ void unpack_scales(const LinearJob& job, const char* panel, const WideBlock& blo
   }
 }
 
+// Write the codes of four units, in kWidth columns.
+DK_INLINE void widen_six_bits(const char* from, int32_t* to) {
+  VI units[4];
+  read_six_bits(from, units);
+  const VI low_bytes = _mm256_set1_epi16(255), offset = _mm256_set1_epi16(32);
+  DK_UNROLL for (int u = 0; u < 4; ++u, to += 2 * kColumns) {
+    store_int(to, _mm256_sub_epi16(_mm256_and_si256(units[u], low_bytes), offset));
+    store_int(to + kColumns, _mm256_sub_epi16(_mm256_srli_epi16(units[u], 8), offset));
+  }
+}
+
 void widen(const LinearJob& job, const WideBlock& block) {
   const int64_t stride = job.format.group_stride(), words = job.format.group * kColumns / 4;
   const char* from = block.packed;
   int32_t* to = block.codes;
+  if (job.format.bits == 6) {
+    for (int64_t g = 0; g < block.num_groups; ++g, from += stride, to += 8 * kColumns) {
+      DK_UNROLL for (int c = 0; c < kColumns; c += kWidth) widen_six_bits(from + c * 4, to + c);
+    }
+    return;
+  }
   for (int64_t g = 0; g < block.num_groups; ++g, from += stride) {
     const auto* const codes = reinterpret_cast<const int32_t*>(from);
     for (int64_t i = 0; i < words; i += kColumns, to += 2 * kColumns) {
@@ -198,7 +216,7 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
       block.num_groups = job.num_groups - g < most ? job.num_groups - g : most;
       block.packed = panel + g * stride;
       unpack_scales(job, panel, block);
-      if (num_tiles == 1) {
+      if (num_tiles == 1 && format.bits == 8) {
         add_block<kRows, kMinima, false>(job, block, 0, sums);
         continue;
       }
