@@ -25,3 +25,19 @@ def test_the_openapi_document_has_every_route_and_field(server):
         "/v1/batches/{name}/cancel",
         "/live",
     } <= document["paths"].keys()
+
+
+def test_the_openapi_document_has_the_media_type_of_each_get_route(server):
+    paths = server.get("/openapi.json").json["paths"]
+    checked = set()
+    for path, operations in paths.items():
+        if "get" not in operations or "{name}" in path:
+            continue
+        actual = server.get(path)
+        if actual.status != 200:
+            continue
+        kind = actual.headers["content-type"].partition(";")[0]
+        documented = list(operations["get"]["responses"]["200"]["content"])
+        assert documented in ([kind], ["*/*"]), path  # plugins may respond with any type
+        checked.add(path)
+    assert {"/", "/web/page.css", "/web/page.js", "/metrics", "/v1/models", "/live"} <= checked

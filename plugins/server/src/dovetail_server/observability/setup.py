@@ -34,7 +34,7 @@ def observe(state: ServerState, resources: ExitStack) -> list[Route]:
     async def respond(exchange: Exchange) -> None:
         await exchange.respond_raw(200, ((b"content-type", MEDIA_TYPE),), metrics.exposition())
 
-    return [Route(method="GET", path="/metrics", handler=respond)]
+    return [Route(method="GET", path="/metrics", handler=respond, media_type="text/plain")]
 
 
 def _add_traces(state: ServerState, resources: ExitStack, endpoint: str) -> None:

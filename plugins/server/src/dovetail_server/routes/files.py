@@ -43,7 +43,12 @@ def file_routes(store: FileStore, settings: ServerSettings) -> list[Route]:
         Route(method="GET", path=PATH, handler=routes.list),
         Route(method="GET", path=f"{PATH}/*", handler=routes.retrieve),
         Route(method="DELETE", path=f"{PATH}/*", handler=routes.delete),
-        Route(method="GET", path=f"{PATH}/*/content", handler=routes.content),
+        Route(
+            method="GET",
+            path=f"{PATH}/*/content",
+            handler=routes.content,
+            media_type="application/octet-stream",
+        ),
     ]
 
 

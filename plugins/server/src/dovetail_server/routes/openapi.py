@@ -21,7 +21,7 @@ from dovetail_server.protocol.pooling import (
 from dovetail_server.protocol.responses.fields import ResponsesRequest
 from dovetail_server.routes.batches import BatchRequest
 from dovetail_server.routes.files import PURPOSES
-from dovetail_server.routes.table import Access, Route, RouteTable
+from dovetail_server.routes.table import JSON, Access, Route, RouteTable
 from dovetail_server.routes.tokens import Detokenize, TokenizeChat, TokenizeText
 from dovetail_server.transport.exchange import Exchange
 
@@ -58,7 +58,6 @@ FORMS = {
 }
 """The schemas of bodies in the form multipart/form-data."""
 
-METRICS_PATH = "/metrics"
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {
     "type": "object",
@@ -131,15 +130,13 @@ def make_document(routes: Iterable[Route]) -> dict[str, Any]:
 
 def _operation(route: Route) -> dict[str, Any]:
     is_openai = route.errors is OPENAI_ERRORS
-    error = {"application/json": {"schema": _ref("Error") if is_openai else {"type": "object"}}}
+    error = {JSON: {"schema": _ref("Error") if is_openai else {"type": "object"}}}
     has_choices = route.path in ("/v1/completions", "/v1/chat/completions")
     generates = has_choices or route.path in ("/v1/responses", "/v1/messages")
     response = _ref("Answer") if has_choices else {"type": "object"}
-    content: dict[str, Any] = {"application/json": {"schema": response}}
-    if route.path == METRICS_PATH:
-        content = {"text/plain": {"schema": {"type": "string"}}}
-    if route.path == "/v1/files/*/content":
-        content = {"application/octet-stream": {}}
+    content: dict[str, Any] = {
+        route.media_type: {"schema": response} if route.media_type == JSON else {}
+    }
     if generates:
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no schemas for events
     operation: dict[str, Any] = {
@@ -158,7 +155,7 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.method == "POST" and route.path not in WITHOUT_BODY:
         schemas = [_ref(item.__name__) for item in BODIES.get(route.path, ())]
         schema = {"anyOf": schemas} if len(schemas) > 1 else (schemas or [{"type": "object"}])[0]
-        content = {"application/json": {"schema": schema}}
+        content = {JSON: {"schema": schema}}
         if (form := FORMS.get(route.path)) is not None:
             content = {"multipart/form-data": {"schema": form}}
         operation["requestBody"] = {"required": True, "content": content}

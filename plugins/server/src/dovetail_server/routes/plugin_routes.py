@@ -101,6 +101,7 @@ def _checked(name: str, route: object) -> Route:
         handler=handle,
         access=Access.PUBLIC if route.public else Access.KEY,
         owner=owner,
+        media_type="*/*",
     )
 
 

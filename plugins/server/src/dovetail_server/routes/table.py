@@ -25,6 +25,7 @@ class Access(Enum):
 
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Route:
 
     path: the exact path; a path that ends with "/*" matches everything below it, and "*" between
     two slashes matches one name. access: who may use it. owner: who provides it. errors: the form
-    of its errors.
+    of its errors. media_type: of its responses, without parameters; "*/*" for any.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Route:
     access: Access = Access.KEY
     owner: str = "the server"
     errors: ErrorForm = OPENAI_ERRORS
+    media_type: str = JSON
 
 
 class RouteTable:

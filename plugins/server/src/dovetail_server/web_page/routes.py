@@ -93,7 +93,8 @@ def _file_route(name: str, media_type: bytes) -> Route:
         await exchange.respond_raw(200, headers, content)
 
     path = "/" if name == PAGE else f"/web/{name}"
-    return Route(method="GET", path=path, handler=serve, access=Access.PUBLIC)
+    kind = media_type.decode().partition(";")[0]
+    return Route(method="GET", path=path, handler=serve, access=Access.PUBLIC, media_type=kind)
 
 
 def _numbers(query: bytes) -> tuple[int, int]:
