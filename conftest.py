@@ -46,6 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"skip the tests with the mark `costly`, except one in {COSTLY_SHARE}",
     )
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one in N tests of each file, selected by the commit, and at least one",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _sample(items)
     if config.getoption("--some-costly"):
         _skip_costly(items)
+    _keep_share(items, config.getoption("--one-in"))
     part = config.getoption("--clock")
     if part is not None:
         # Not reported as deselected: another run executes these tests.
@@ -114,6 +122,21 @@ def _sample(items: list[pytest.Item]) -> None:
         actual.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
         for item in actual[-(-len(actual) // share) :]:
             item.add_marker("soak")
+
+
+def _keep_share(items: list[pytest.Item], share: int) -> None:
+    """Keep one in `share` tests of each file, in their order."""
+    if share <= 1:
+        return
+    files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[item.nodeid.partition("::")[0]].append(item)
+    commit = _commit()
+    kept: set[pytest.Item] = set()
+    for tests in files.values():
+        tests.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
+        kept.update(tests[: -(-len(tests) // share)])
+    items[:] = [item for item in items if item in kept]
 
 
 def _skip_costly(items: list[pytest.Item]) -> None:

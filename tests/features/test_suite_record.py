@@ -357,6 +357,15 @@ def test_the_tests_of_a_costly_file_are_selected_together(tree: Path) -> None:
 
 
 @pytest.mark.costly
+def test_the_commit_hash_selects_a_share_of_the_tests_of_each_file(tree: Path) -> None:
+    (tree / "test_other.py").write_text("def test_one(): pass\n")
+    outputs = outputs_at_four_commits(tree, COSTLY, "-v", "--one-in=4")
+    chosen = [{line.split()[0] for line in lines if "PASSED" in line} for lines in outputs]
+    assert all(len(item) == 5 and "test_other.py::test_one" in item for item in chosen)
+    assert len(set.union(*chosen)) > 5
+
+
+@pytest.mark.costly
 def test_without_the_option_all_costly_tests_run(tree: Path) -> None:
     for lines in outputs_at_four_commits(tree, COSTLY, "-v"):
         assert sum("PASSED" in line for line in lines) == 16

@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow
 NUM_AT_ONCE = 2
 MAX_PLUGINS = 6
 """`make wheels` tests at most this number of plugins of a member, selected by the commit."""
+OWN_TESTS_SHARE = 4
+"""One in this number of the tests of each file runs in the environment of a member. `make test`
+runs all of them where all members are installed."""
 OURS = {project_of(member)["name"]: member for member in members()}
 DEVKIT = OURS["dovetail-devkit"]
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
@@ -121,7 +124,7 @@ def run_own_tests(member, wheels, folder):
     # Paths of sockets have at most 108 bytes.
     with tempfile.TemporaryDirectory(prefix="own-") as short:
         options = ("-q", "-p", "no:cacheprovider", "--clock=without", "--some-costly")
-        options += (f"--basetemp={short}/t",)
+        options += (f"--one-in={OWN_TESTS_SHARE}", f"--basetemp={short}/t")
         output = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
     assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
