@@ -161,7 +161,6 @@ def test_200_distributions_are_listed_within_the_time_limit(tmp_path: Path) -> N
         (["plugins", "list", "schedulr"], "scheduler"),
         (["--tracebak"], "--traceback"),
         (["collect-env", "surplus"], 'Unexpected argument: "surplus".'),
-        (["quantize", "--model", "demo"], 'Command "quantize" takes MODEL as an argument'),
         (["explain"], 'Did you mean "plugins explain"'),
         (["latency"], 'Did you mean "bench latency"?'),
         (["plugins", "explain"], 'Command "plugins explain" needs KIND.'),

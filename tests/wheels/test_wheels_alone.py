@@ -82,28 +82,32 @@ def kit_report(member, plugins, wheels, folder):
 
 @pytest.fixture(scope="module")
 def trials(request, wheels, tmp_path_factory):
-    """Map each member of this run to its tested plugins and the kit's report on them.
+    """Return a function from a member to its tested plugins and the kit's report on them.
 
-    Several members are tested in parallel.
+    Several members are tested in parallel: by this process, or by the processes of pytest-xdist,
+    each of which tests only members that it is asked for.
     """
-    items = [item for item in request.session.items if "trials" in item.fixturenames]
     select = some_of if request.config.getoption("--some-costly") else list
-    plugins = {
-        member: select(plugins_of(member))
-        for member in (item.callspec.params["member"] for item in items)
-    }
+
+    def start(member):
+        names = select(plugins_of(member))
+        folder = tmp_path_factory.mktemp(member.name)
+        return names, pool.submit(kit_report, member, names, wheels, folder)
+
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        folders = {member: tmp_path_factory.mktemp(member.name) for member in plugins}
-        yield {
-            member: (names, pool.submit(kit_report, member, names, wheels, folders[member]))
-            for member, names in plugins.items()
-        }
+        if hasattr(request.config, "workerinput"):
+            yield start
+            return
+        items = [item for item in request.session.items if "trials" in item.fixturenames]
+        members_of_run = [item.callspec.params["member"] for item in items]
+        yield {member: start(member) for member in members_of_run}.__getitem__
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("member", [pytest.param(item, id=relative(item)) for item in members()])
 def test_a_wheel_with_only_its_dependencies_passes_the_conformance_kit(member, trials):
-    plugins, report = trials[member]
+    plugins, report = trials(member)
     output = report.result()
     assert bool(plugins) == bool(plugins_of(member))
     for plugin in plugins:

@@ -155,6 +155,7 @@ def test_logits_are_not_rounded_to_bfloat16(name):
 
 
 def test_options_of_gguf_need_the_kind_because_a_tokenizer_has_the_same_name():
+    pytest.importorskip("dovetail_gguf")
     options = {"refined_groups": "none"}
     with pytest.raises(ConfigError, match="write 'linear_method:gguf' or 'tokenizer:gguf'"):
         PluginRegistry(options={"gguf": options}).check_option_names([])

@@ -19,6 +19,13 @@ from dovetail_quantize.texts import built_in_text
 demo = pytest.importorskip("dovetail_demo_model")
 
 
+def test_the_error_for_a_model_in_an_option_says_that_it_is_an_argument(capsys):
+    assert main(["quantize", "--model", "demo"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert 'Command "quantize" takes MODEL as an argument' in captured.err
+
+
 def quantize(model, **options):
     return command(model, options=QuantizeOptions(**options))
 
