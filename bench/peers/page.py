@@ -51,8 +51,8 @@ METHOD = """## Method
   with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous
   batching and one stream per request; ik_llama.cpp in the same way, but with one cache for all
   requests, and it repacks its weights when it loads them. vLLM's int8 is W8A8 with a bf16 head.
-  transformers runs one padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), and
-  eight bits in OpenVINO and Dovetail; [cpu.md](cpu.md) shows the accuracy.
+  transformers runs one padded batch. In int4, the head has six bits (Q6_K) in Dovetail and in the
+  file of llama.cpp (Q4_0), and eight bits in OpenVINO; [cpu.md](cpu.md) shows the accuracy.
 """
 
 
