@@ -85,7 +85,7 @@ def trials(request, wheels, tmp_path_factory):
     """Return a function from a member to its tested plugins and the kit's report on them.
 
     Several members are tested in parallel: by this process, or by the processes of pytest-xdist,
-    each of which tests only members that it is asked for.
+    each of which tests the requested members only.
     """
     select = some_of if request.config.getoption("--some-costly") else list
 

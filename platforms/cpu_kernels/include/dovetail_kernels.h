@@ -81,10 +81,10 @@ DK_API void dk_record_free(const dk_call* calls);
 /* --- packed linear ------------------------------------------------------------------------------
  * Weights of [N, K] in panels of 32 output columns, K contiguous within a panel, padded with
  * zeros. All kinds but bf16 have codes of 4, 6 or 8 bits in groups of consecutive k with a scale,
- * and some a minimum, per column and group: weight = scale * code + minimum. Activations are quantized
- * dynamically to int8, with a float scale per token and group. With DK_REFINE a group of a token
- * whose scale is above 2 times (DK_REFINE_MOST: 0.7 times) the mean scale of the token's groups has
- * 15 bits, which costs a second product with the weights of this group.
+ * and some a minimum, per column and group: weight = scale * code + minimum. Activations are
+ * quantized dynamically to int8, with a float scale per token and group. With DK_REFINE a group of
+ * a token whose scale is above 2 times (DK_REFINE_MOST: 0.7 times) the mean scale of the token's
+ * groups has 15 bits, which costs a second product with the weights of this group.
  *
  * int8: symmetric, a bf16 scale per group of 32. int4: a bf16 scale of either sign per group of
  * `group` (32, 64, 128). The others are the block types of GGUF files with their own codes, scales

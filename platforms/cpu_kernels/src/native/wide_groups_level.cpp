@@ -1,8 +1,8 @@
 // Packed linear with codes of 6 or 8 bits in groups for several rows, without products of bytes.
 //
 // Codes and activations are multiplied as 16 bit numbers. Codes are widened once for all tiles of
-// rows, or in registers for a single tile if they have 8 bits. An activation of a refined group is one number,
-// 128 q + low, so low parts take no additional time. Integer sums are those of
+// rows, or in registers for a single tile if they have 8 bits. An activation of a refined group is
+// one number, 128 q + low, so low parts take no additional time. Integer sums are those of
 // linear_groups_level.cpp, which is used for fewer rows: they are exact, at most 32 * 128 * 2^14,
 // and the same floating point operations follow in the same order: bits are equal.
 //
