@@ -80,7 +80,7 @@ def test_a_target_exists_and_has_mutants(path):
 
 def run(*options):
     return subprocess.run(
-        [sys.executable, "-m", "mutation", *options],
+        [sys.executable, "-m", "mutation", "--nice", "0", *options],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": "tests"},
         capture_output=True,
