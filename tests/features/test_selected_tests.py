@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from features.small_tree import SETTINGS, commit
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLED = """
@@ -37,12 +38,6 @@ def test_one(): pass
 @pytest.mark.costly
 def test_two(): pass
 """
-SETTINGS = """
-[tool.pytest.ini_options]
-addopts = ["-m", "not slow and not soak"]
-testpaths = ["part", "*/others"]
-markers = ["clock: one", "slow: two", "soak: three", "sampled: four", "costly: five"]
-"""
 
 
 @pytest.fixture
@@ -61,9 +56,7 @@ def outputs_at_four_commits(tree: Path, tests: str, *options: str) -> list[list[
     outputs = []
     for number in range(4):
         (tree / "code.py").write_text(f"x = {number}\n")
-        named = ("-c", "user.name=x", "-c", "user.email=x@y")
-        subprocess.run(["git", "add", "-A"], cwd=tree, check=True)
-        subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
+        commit(tree)
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
         outputs.append(done.stdout.splitlines())
     return outputs

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import prove
 import suite
+from features.small_tree import SETTINGS, commit
 from prove import SAMPLED as SAMPLED_FAULTS
 from prove import sample_of, unproven
 from table import ROOT, read_features
@@ -63,12 +64,6 @@ def test_unstable(number):
 def test_stable():
     assert "PYTEST_XDIST_WORKER" in os.environ
 """
-SETTINGS = """
-[tool.pytest.ini_options]
-addopts = ["-m", "not slow and not soak"]
-testpaths = ["part", "*/others"]
-markers = ["clock: one", "slow: two", "soak: three", "sampled: four", "costly: five"]
-"""
 
 
 @pytest.fixture
@@ -81,12 +76,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code.py").write_text("x = 1\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return tmp_path
-
-
-def commit(tree: Path) -> None:
-    named = ("-c", "user.name=x", "-c", "user.email=x@y")
-    subprocess.run(["git", "add", "-A"], cwd=tree, check=True)
-    subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
 
 
 @pytest.mark.costly

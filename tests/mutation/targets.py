@@ -23,8 +23,8 @@ _ATTENTION = "attention_backends/torch/src/dovetail_attn_torch"
 class Target:
     """One file.
 
-    path: relative to the root of the project. suites: (kind, plugin) in execution order. least: the
-    minimum share of killed mutants.
+    path: relative to the root of the project. suites: (kind, plugin) in execution order. minimum:
+    the minimum share of killed mutants.
     """
 
     path: str

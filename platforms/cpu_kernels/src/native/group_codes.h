@@ -98,7 +98,7 @@ DK_INLINE void unpack_six_bits(const char* codes, char* out) {
     }
   }
 }
-DK_INLINE void unpack_group(const char* codes, int64_t num_bytes, char* out) {
+DK_INLINE void unpack_nibbles(const char* codes, int64_t num_bytes, char* out) {
   const VI mask = _mm512_set1_epi8(15);
   for (int64_t i = 0; i < num_bytes / 64; ++i) {
     const VI both = _mm512_load_si512(codes + i * 64);

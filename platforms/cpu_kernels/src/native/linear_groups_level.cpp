@@ -215,7 +215,7 @@ void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* b
         if constexpr (Kind::kBits == 6) {
           unpack_six_bits(from, to);
         } else {
-          unpack_group(from, format.code_bytes(), to);
+          unpack_nibbles(from, format.code_bytes(), to);
         }
       }
     }
