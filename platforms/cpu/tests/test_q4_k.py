@@ -157,7 +157,8 @@ def test_the_error_for_weights_beyond_the_range_of_a_six_bit_head_names_them(val
     method = make(head="q6_k")
     layer = make_layer(method, 256, layer=make_head())
     layer.weight[50] = value
-    with pytest.raises(WeightError, match=r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or"):
+    named = r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or infinite, or too large for Q6_K"
+    with pytest.raises(WeightError, match=named):
         method.pack(layer)
 
 

@@ -34,7 +34,7 @@ from dovetail_cpu.native_memory import NativeMemory
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM
 from dovetail_cpu_kernels.library import PACK_VERSION
-from dovetail_cpu_kernels.linear import ACTIVATION_FLAGS, BF16, PackedLinear
+from dovetail_cpu_kernels.linear import ACTIVATION_FLAGS, BF16, KIND_NAMES, PackedLinear
 from dovetail_torch.layers.embedding import ParallelLMHead
 
 
@@ -122,9 +122,15 @@ class NativeLinearMethod(OneDNNLinearMethod):
             num_nonfinite = pack(run.spec, whole, form[start : start + run.spec.num_bytes])
             if num_nonfinite:
                 numbers = "scales" if run.spec.is_blocks else "values"
+                problem = "are NaN or infinite: the checkpoint is damaged; download it again"
+                if run.spec.rounds:
+                    problem = (
+                        f"are NaN or infinite, or too large for {KIND_NAMES[run.spec.kind]}: "
+                        "choose another format, or download the checkpoint again if it is damaged"
+                    )
                 raise WeightError(
                     f"{num_nonfinite} {numbers} of {_not_finite(run, weights, layer.packed_shape)} "
-                    "are NaN or infinite: the checkpoint is damaged; download it again"
+                    f"{problem}"
                 )
             start += run.spec.num_bytes
         self._release(layer)
