@@ -21,16 +21,15 @@ NO_TESTS = 5
 LONG = "(slow or soak or costly) and not gpu and not partial"
 
 PATHS = {
-    "core": ("core/tests",),
-    "platforms": ("platforms",),
-    "attention backends": ("attention_backends",),
-    "schedulers, models, plugins": ("schedulers", "model_registry", "plugins"),
-    "conformance": ("tests/conformance",),
-    "parity": ("tests/parity",),
-    "end to end": ("tests/end_to_end",),
-    "security": ("tests/security",),
+    "core and platforms": ("core/tests", "platforms"),
+    "attention and models": ("attention_backends", "model_registry", "tests/parity"),
+    "plugins": ("schedulers", "plugins", "tests/conformance"),
+    "whole engines": ("tests/security", "tests/end_to_end"),
 }
-"""The other directories have few long tests, some of which use one core: they run together."""
+"""Few sections: collection takes 15 s in each, and one core is idle while the last test runs.
+
+The other directories have few long tests, some of which use one core: they run together.
+"""
 FIRST = ("tests/mutation", "tests/clients", "tests/deployment")
 """Directories with single tests of several minutes, which start before the others."""
 

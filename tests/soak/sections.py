@@ -2,7 +2,7 @@
 
 A section that passed is not run again on the same source tree. A section that fails does not stop
 the others. The output of each section is in a separate log file; the terminal shows one line per
-section, one line per minute while a section runs, and the tests that a section skipped.
+section with its time and CPU time, one line per minute while it runs, and the tests it skipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -69,13 +70,15 @@ class SoakRun:
             if section.name in self._passed:
                 self._say(f"{title}: passed before in {self._passed[section.name]:.0f} s")
                 continue
-            started_s = time.perf_counter()
+            started_s, started_cpu_s = time.perf_counter(), _children_cpu_s()
             self._say(f"{title}: started")
             problem = self._run_section(section, title)
             took_s = time.perf_counter() - started_s
+            cpu_s = _children_cpu_s() - started_cpu_s
             total_s = time.perf_counter() - begin_s
             verdict = "passed" if not problem else f"FAILED ({problem})"
-            self._say(f"{title}: {verdict} after {took_s:.0f} s; {total_s:.0f} s in all")
+            times = f"{took_s:.0f} s, {cpu_s:.0f} s of CPU time; {total_s:.0f} s in all"
+            self._say(f"{title}: {verdict} after {times}")
             if problem:
                 failed.append(section.name)
                 self._say(self._last_lines(section, NUM_LINES_SHOWN))
@@ -151,6 +154,12 @@ class SoakRun:
         temporary = self._file.with_suffix(".new")
         temporary.write_text(json.dumps({"tree": self._tree, "passed": self._passed}), "utf-8")
         temporary.replace(self._file)
+
+
+def _children_cpu_s() -> float:
+    """Return the CPU time of the processes that have ended and were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 """A soak run shows progress, continues after a failure, and resumes on the same source tree."""
 
+import re
 import sys
 import time
 
@@ -74,6 +75,15 @@ def test_a_section_above_its_limit_is_killed_with_its_children(start, tmp_path):
     assert any("longer than its limit" in line for line in lines)
     time.sleep(3)
     assert not late.exists()
+
+
+def test_the_cpu_time_of_each_section_is_shown(start):
+    busy = "import time\nwhile time.process_time() < 1.2: pass"
+    _, lines = start([section("a", busy), section("b", "")])
+    shown = [re.search(r"passed after \d+ s, (\d+) s of CPU time; \d+ s in all", x) for x in lines]
+    first, second = (int(match[1]) for match in shown if match)
+    assert first >= 1
+    assert second < first
 
 
 def test_progress_is_shown_while_a_section_runs(start):
