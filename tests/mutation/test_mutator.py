@@ -97,7 +97,7 @@ def test_the_suites_kill_a_sample_of_mutants():
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_suites_kill_at_least_70_percent_of_ten_mutants_of_each_file():
+def test_the_suites_kill_at_least_70_percent_of_six_mutants_of_each_file():
     """All mutants take half an hour: `PYTHONPATH=tests python -m mutation` tries them."""
-    done = run("--sample", "10", "--at-least", "0.7")
+    done = run("--sample", "6", "--at-least", "0.7")
     assert done.returncode == 0, done.stdout + done.stderr
