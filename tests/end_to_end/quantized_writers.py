@@ -70,7 +70,7 @@ def gptq(
     def quantize(shape, generator):
         num_outputs, num_inputs = shape
         size = num_inputs if group_size == -1 else group_size
-        num_groups = num_inputs // size
+        num_groups = -(-num_inputs // size)
         codes_OI = _codes(shape, bits, generator)
         zeros_OG = _codes((num_outputs, num_groups), bits, generator)
         if symmetric:

@@ -49,7 +49,7 @@ DAMAGED = {
     ),
     "other groups": (
         lambda t: t.update({f"{LAYER}scales": t[f"{LAYER}scales"].repeat(3, 1)[:5]}),
-        "scales has 5 groups, which do not divide 64",
+        "scales has 5 groups for 64 features, but quantization_config states the group_size 32",
     ),
     "wrong dtype": (
         lambda t: t.update({f"{LAYER}qweight": t[f"{LAYER}qweight"].float()}),

@@ -40,15 +40,14 @@ class AWQ(Format):
         choice(table, "version", ("gemm",), "gemm")
         choice(table, "backend", ("autoawq",), "autoawq")
         choice(table, "zero_point", (True,), True)
-        self._group_size = read_group_size(
-            table, "group_size" if "group_size" in table else "q_group_size"
-        )
+        size = read_group_size(table, "group_size" if "group_size" in table else "q_group_size")
+        self._group_sizes = () if size is None else (size,)
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
         num_inputs, num_words = module.entry("qweight", ("I32",), num_dims=2).shape
         scales = module.entry("scales", ("F16", "BF16", "F32"), num_dims=2)
-        num_groups = group_count(module, "scales", scales.shape[0], num_inputs, self._group_size)
+        num_groups = group_count(module, "scales", scales.shape[0], num_inputs, self._group_sizes)
         module.expect_shape("scales", (num_groups, num_words * len(ORDER)))
         module.entry("qzeros", ("I32",), num_dims=2)
         module.expect_shape("qzeros", (num_groups, num_words))

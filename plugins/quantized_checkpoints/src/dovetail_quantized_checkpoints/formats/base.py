@@ -115,23 +115,42 @@ def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], defau
 
 
 def group_count(
-    module: ModuleTensors, leaf: str, count: int, num_inputs: int, group_size: int | None = None
+    module: ModuleTensors,
+    leaf: str,
+    count: int,
+    num_inputs: int,
+    group_sizes: Collection[int] = (),
+    *,
+    is_indexed: bool = False,
 ) -> int:
     """Check the number of groups in a tensor, `count`, and return it.
 
-    group_size: the value in the configuration; -1 if a row is one group, None if it is not stated.
-    Raises WeightError if `count` contradicts `group_size` or does not divide the input features.
+    group_sizes: the sizes that the configuration states for the modules, -1 if a row is one group;
+    empty if it states none. is_indexed: whether another tensor states the group of each feature;
+    then the last group may have fewer features than the others.
+    Raises WeightError if `count` contradicts the sizes, or if groups of consecutive features would
+    have different sizes.
     """
-    if count < 1 or num_inputs % count:
-        raise module.error(f"has {count} groups, which do not divide {num_inputs} features", leaf)
-    if group_size is not None:
-        stated = 1 if group_size == -1 else -(-num_inputs // group_size)
-        if count != stated:
+    if not 0 < count <= num_inputs:
+        raise module.error(f"has {count} groups for {num_inputs} features", leaf)
+    if group_sizes:
+        sizes = {num_inputs if size == -1 else size for size in group_sizes}
+        fitting = {size for size in sizes if count == -(-num_inputs // size)}
+        stated = f"the group_size {' or '.join(map(str, sorted(group_sizes)[:9]))}"
+        if not fitting:
             raise module.error(
                 f"has {count} groups for {num_inputs} features, but quantization_config states "
-                f"the group_size {group_size}",
+                f"{stated}",
                 leaf,
             )
+        if count > 1 and not is_indexed and num_inputs // count not in fitting:
+            raise module.error(
+                f"has {count} groups for {num_inputs} features, which are not a multiple of "
+                f"{stated} in quantization_config, and no tensor states the group of each feature",
+                leaf,
+            )
+    elif num_inputs % count and not is_indexed:
+        raise module.error(f"has {count} groups, which do not divide {num_inputs} features", leaf)
     return count
 
 

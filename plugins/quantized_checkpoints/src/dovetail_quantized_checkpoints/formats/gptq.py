@@ -1,9 +1,9 @@
 """GPTQ (AutoGPTQ, GPTQModel): codes of 2, 3, 4 or 8 bits; a scale and zero point per group.
 
 qweight: int32 [I * bits / 32, O], packed along I. qzeros: int32 [G, O * bits / 32], packed along O.
-scales: [G, O]. g_idx: int32 [I], the group of each feature; not in order with `desc_act`. Version 1
-stores each zero point minus 1, subtracted from whole words; AutoGPTQ subtracts it from each code of
-3 bits.
+scales: [G, O]. g_idx: int32 [I], the group of each feature; not in order with `desc_act`. With
+g_idx, the last group may have fewer features than the others. Version 1 stores each zero point
+minus 1, subtracted from whole words; AutoGPTQ subtracts it from each code of 3 bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GPTQ(Format):
         choice(table, "pack_dtype", ("int32",), "int32")
         self._stores_less = version == "gptq"
         self._differs = bool(table.get("dynamic"))
-        self._group_size = None if self._differs else read_group_size(table)
+        self._group_sizes = _read_group_sizes(table)
         meta = table.get("meta")
         tools = str(meta.get("quantizer")) if isinstance(meta, Mapping) else ""
         self._subtracts_words = "gptqmodel" in tools.lower()
@@ -75,7 +75,14 @@ class GPTQ(Format):
                 f"multiples of {WORD_BITS}",
                 "qweight",
             )
-        num_groups = group_count(module, "scales", scales.shape[0], num_inputs, self._group_size)
+        num_groups = group_count(
+            module,
+            "scales",
+            scales.shape[0],
+            num_inputs,
+            self._group_sizes,
+            is_indexed="g_idx" in module.entries,
+        )
         module.expect_shape("scales", (num_groups, num_outputs))
         module.entry("qzeros", ("I32",), num_dims=2)
         module.expect_shape("qzeros", (num_groups, num_outputs * bits // WORD_BITS))
@@ -119,6 +126,16 @@ class GPTQ(Format):
         return middle if bool((zeros == middle).all()) else zeros.T.contiguous().to(torch.int16)
 
 
+def _read_group_sizes(table: Mapping[str, Any]) -> frozenset[int]:
+    """Return the group sizes of all modules, empty if the configuration does not state them."""
+    size, changes = read_group_size(table), table.get("dynamic")
+    if size is None:
+        return frozenset()
+    parts = changes.values() if isinstance(changes, Mapping) else ()
+    others = (read_group_size(part) for part in parts if isinstance(part, Mapping))
+    return frozenset({size, *(other for other in others if other is not None)})
+
+
 def _groups(
     module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
 ) -> torch.Tensor | None:
@@ -126,7 +143,8 @@ def _groups(
     if "g_idx" not in module.entries:
         return None
     groups = read(f"{module.prefix}g_idx").to(torch.int64)
-    if torch.equal(groups, torch.arange(num_inputs) // (num_inputs // num_groups)):
+    regular = torch.arange(num_inputs) // (num_inputs // num_groups)
+    if num_inputs % num_groups == 0 and torch.equal(groups, regular):
         return None
     if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
         raise module.error(f"names a group that is not one of the {num_groups} groups", "g_idx")
