@@ -15,6 +15,7 @@ from gguf.quants import dequantize as reference_dequantize
 from gguf.quants import quantize
 
 from dovetail.config import EngineArgs
+from dovetail.config.model_directory import ModelDirectory
 from dovetail.errors import ModelError
 from dovetail_devkit import load_suite
 from dovetail_gguf import GGUFFile, weight_loader
@@ -140,6 +141,27 @@ def test_the_model_type_matches_the_gguf_architecture_of_files_with_a_sliding_wi
         file = write_file(tmp_path / f"{window}.gguf", changes=changes)
         config = GGUFFormat().describe(file).config
         assert (config["architectures"], config["model_type"]) == ([architecture], model_type)
+
+
+@pytest.mark.parametrize("window", [0, 16])
+def test_a_mistral_file_without_a_sliding_window_has_full_attention(window, tmp_path):
+    changes = {"attention.sliding_window": window} if window else {}
+    file = write_file(tmp_path / "model.gguf", architecture="mistral", changes=changes)
+    config = GGUFFormat().describe(file).config
+    assert config["architectures"] == ["MistralForCausalLM"]
+    assert config["sliding_window"] == (window or None)
+
+
+def test_a_generation_config_next_to_the_file_has_the_sampling_defaults(tmp_path):
+    file = write_file(tmp_path / "model.gguf")
+    beside = tmp_path / "generation_config.json"
+    beside.write_text('{"temperature": 0.6, "eos_token_id": 5}', "utf-8")
+    directory = ModelDirectory.open(file)
+    assert directory.generation_config == {"temperature": 0.6, "eos_token_id": (2,)}
+    assert directory.notes == (f"{beside} has the sampling defaults of model.gguf.",)
+    beside.write_text("[]", "utf-8")
+    with pytest.raises(ModelError, match=re.escape(str(beside))):
+        GGUFFormat().describe(file)
 
 
 def test_the_error_for_an_unknown_gguf_architecture_names_it(tmp_path):

@@ -11,7 +11,7 @@ from dovetail.cli import main
 from dovetail.cli.frame import output_directory
 from dovetail.errors import ConfigError, DovetailError, ModelError
 from dovetail_gguf.reader import GGUFFile
-from dovetail_quantize import checkpoint
+from dovetail_quantize import checkpoint, opened_model
 from dovetail_quantize.quantize_command import quantize as command
 from dovetail_quantize.quantize_options import QuantizeOptions
 from dovetail_quantize.texts import built_in_text
@@ -166,6 +166,10 @@ def test_a_model_with_nan_weights_is_rejected_and_no_file_is_left(tmp_path, text
         ({"max_layer_error": float("nan")}, r"--max-layer-error must be at least 0"),
         ({"damping": 0.1}, r"--damping has no effect without --method=gptq"),
         ({"max_layer_error": 0.1}, r"--max-layer-error has no effect without --calibrate"),
+        (
+            {"format": "int8", "calibrate": Path("missing.txt"), "max_layer_error": 0.1},
+            r"--max-layer-error has no effect with --format=int8",
+        ),
         ({"max_tokens": 512}, r"--max-tokens has no effect without --calibrate"),
         ({"calibrate": Path("missing.txt")}, r"--calibrate=missing.txt is not a file"),
         ({"evaluate": Path("missing.txt")}, r"--evaluate=missing.txt is not a file"),
@@ -223,6 +227,33 @@ def test_a_disk_that_fills_while_writing_leaves_no_files(tmp_path, monkeypatch):
     ):
         checkpoint.write_checkpoint(folder)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_sampling_defaults_of_a_model_are_kept(tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    out.mkdir()
+    for name in ("generation_config.json", "tokenizer.json", "config.json"):
+        (model / name).write_text(f'{{"name": "{name}"}}', "utf-8")
+    checkpoint.copy_files(out, model)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "generation_config.json",
+        "tokenizer.json",
+    ]
+    assert "generation" in (out / "generation_config.json").read_text("utf-8")
+
+
+def test_the_model_is_loaded_on_the_cpu_even_if_another_platform_would_be_selected(monkeypatch):
+    settings = {}
+
+    def record(model, **options):
+        settings.update(options)
+        raise ModelError(f"{model} is not loaded")
+
+    monkeypatch.setattr(opened_model, "LLM", record)
+    with pytest.raises(ModelError, match="not loaded"), opened_model.open_model("demo"):
+        pass
+    assert settings["platform"] == "cpu"
 
 
 def test_an_architecture_that_gguf_files_do_not_describe_is_rejected(tmp_path):

@@ -99,11 +99,13 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": "bfloat16",
     }
-    if row.model_type in ("llama", "mistral"):
+    if row.model_type in ("llama", "mistral", "qwen3", "qwen3_moe"):
         config["attention_bias"] = fields.has("attn_q.bias")
         config["mlp_bias"] = fields.has("ffn_gate.bias")
     if window:
         config |= {"sliding_window": window, "use_sliding_window": True}
+    elif row.model_type == "mistral":
+        config["sliding_window"] = None  # without the field, the window has 4,096 tokens
     scaling = _rope_scaling(fields, head_dim, config)
     if scaling:
         config["rope_scaling"] = scaling

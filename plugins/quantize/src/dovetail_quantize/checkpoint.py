@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from dovetail.config.model_directory import ModelDirectory
 from dovetail.errors import ModelError
+from dovetail_gguf.model_format import GENERATION_FILE
 from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.tensor_names import to_file_name
 from dovetail_gguf.weight_loader import permute_rows
@@ -59,10 +60,14 @@ def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[st
     writer.write_tensors_to_file()
     writer.close()
     _compare(path, stored)
-    if _has_vocabulary(source):
-        return
+    copy_files(folder, source)
+
+
+def copy_files(folder: Path, source: Path) -> None:
+    """Copy the sampling defaults and, if a GGUF file would have no vocabulary, the tokenizer."""
+    names = () if _has_vocabulary(source) else TOKENIZER_FILES
     files = source if source.is_dir() else source.parent
-    for name in TOKENIZER_FILES:
+    for name in (GENERATION_FILE, *names):
         if (files / name).is_file():
             shutil.copyfile(files / name, folder / name)
 

@@ -49,7 +49,9 @@ class OpenedModel:
 
 @contextmanager
 def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
-    """Load a model in bfloat16. The engine runs eagerly, so that hooks of modules are called.
+    """Load a model in bfloat16 on the CPU, where the quantization computes.
+
+    The engine runs eagerly, so that hooks of modules are called.
 
     options: options of the engine.
     """
@@ -59,6 +61,7 @@ def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
         "enforce_eager": True,
         "max_num_batched_tokens": CHUNK_TOKENS + 1,
         "max_num_seqs": 1,
+        "platform": "cpu",
         "use_tqdm_on_load": False,
         "worker_extension_cls": ModelAccess,
         **options,

@@ -95,6 +95,12 @@ def _check_effects(options: QuantizeOptions) -> None:
     """Raise ConfigError for an option that has no effect in combination with the others."""
     if options.method != "gptq" and options.damping != DEFAULTS.damping:
         raise ConfigError("--damping has no effect without --method=gptq.")
+    is_default = options.max_layer_error == DEFAULTS.max_layer_error
+    if FORMATS[options.format] == ("Q8_0",) and not is_default:
+        raise ConfigError(
+            f"--max-layer-error has no effect with --format={options.format}: all layers have 8 "
+            "bits."
+        )
     for name in ("max_layer_error", "max_tokens"):
         if options.calibrate is None and getattr(options, name) != getattr(DEFAULTS, name):
             option = f"--{name.replace('_', '-')}"
