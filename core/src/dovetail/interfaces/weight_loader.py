@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,13 +17,16 @@ class WeightLoaderContext:
     """Constructor arguments of a weight loader.
 
     model_dir: the model directory or the model file. progress: show a progress bar if the output
-    is a terminal. seed: the seed of loaders that generate random weights. options: validated
-    options of the loader plugin.
+    is a terminal. seed: the seed of loaders that generate random weights. quantization: "method",
+    "source" and "config" of a quantized checkpoint with the user's overrides applied, read-only;
+    empty if it is not quantized; None if the loader must read the model's files to find out.
+    options: validated options of the loader plugin.
     """
 
     model_dir: Path
     seed: int = 0
     progress: bool = True
+    quantization: Mapping[str, Any] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -35,7 +38,7 @@ class WeightLoader(ABC):
     """
 
     CONTRACT: ClassVar[str] = "weight_loader"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: WeightLoaderContext) -> None:

@@ -196,14 +196,14 @@ class TorchWorker(WorkerBase):
         """Return a weight loader of the model's files."""
         plugins, config = self._context.plugins, self._context.config
         loader_cls = plugins.load("weight_loader", config.load.load_format)
-        loader: WeightLoader = loader_cls(
-            WeightLoaderContext(
-                model_dir=config.model.model_dir,
-                seed=config.model.seed,
-                progress=config.load.use_tqdm_on_load,
-                options=plugins.options_of("weight_loader", loader_cls),
-            )
+        context = WeightLoaderContext(
+            model_dir=config.model.model_dir,
+            seed=config.model.seed,
+            progress=config.load.use_tqdm_on_load,
+            quantization=config.model.quantization,
+            options=plugins.options_of("weight_loader", loader_cls),
         )
+        loader: WeightLoader = loader_cls(context)
         return loader
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:

@@ -94,7 +94,12 @@ def _make_loader(directory: ModelDirectory, plugins: PluginRegistry) -> WeightLo
     reference = reference or _DEFAULT_FORMAT
     cls = plugins.load("weight_loader", reference)
     options = plugins.options_of("weight_loader", cls)
-    context = WeightLoaderContext(model_dir=directory.path, progress=False, options=options)
+    context = WeightLoaderContext(
+        model_dir=directory.path,
+        progress=False,
+        quantization=directory.quantization,
+        options=options,
+    )
     loader: WeightLoader = construct("weight_loader", cls, context)
     return loader
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from dovetail.config.checkpoint_quantization import read_quantization
 from dovetail.errors import ModelError, WeightError
+from dovetail.interfaces.weight_loader import WeightLoaderContext
 from dovetail.model_files import read_json_object
 from dovetail_quantized_checkpoints.exclusions import Exclusions, check_modules
 from dovetail_quantized_checkpoints.formats.awq import AWQ
@@ -172,10 +174,47 @@ def _without_scales(entry: WeightEntry) -> WeightError:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """The quantization of a checkpoint. method: one of `FORMATS`. table: its configuration."""
+
+    method: str
+    table: Mapping[str, Any]
+
+
+def read_format(context: WeightLoaderContext) -> Quantization:
+    """Return the quantization that the context states, else that of the model's JSON files.
+
+    Raises WeightError for a method without a format, and for invalid JSON files.
+    """
+    model_dir, stated = context.model_dir, context.quantization
+    try:
+        if stated is None:
+            stated = read_quantization(model_dir, read_json_object(model_dir / CONFIG_FILE))
+    except ModelError as error:
+        raise WeightError(str(error)) from None
+    method = stated.get("method", "")
+    if method not in FORMATS:
+        raise WeightError(
+            f"{model_dir}: the checkpoint is not quantized with one of {', '.join(FORMATS)}; "
+            "use load_format='safetensors'"
+        )
+    return Quantization(method=method, table=_json_values(stated["config"]))
+
+
+def _json_values(value: Any) -> Any:
+    """Return frozen values as json.loads returns them, with lists instead of tuples."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_values(inner) for key, inner in value.items()}
+    return [_json_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 @contextmanager
-def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(context: WeightLoaderContext) -> Iterator[Checkpoint]:
     """Yield the checkpoint. The files are closed at the end; mapped tensors stay valid."""
-    form, exclusions = _read_format(model_dir)
+    quantization, model_dir = read_format(context), context.model_dir
+    form = FORMATS[quantization.method](quantization.table)
+    exclusions = Exclusions(quantization.method, quantization.table)
     files = find_weight_files(model_dir)
     entries = read_headers(files)
     with ExitStack() as stack:
@@ -183,24 +222,6 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
         checkpoint = Checkpoint(form, entries, handles)
         checkpoint.check(model_dir, exclusions)
         yield checkpoint
-
-
-def _read_format(model_dir: Path) -> tuple[Format, Exclusions]:
-    """Return the format that a model directory's JSON files state, and the excluded modules."""
-    try:
-        config = read_json_object(model_dir / CONFIG_FILE)
-        quantization = read_quantization(model_dir, config)
-    except ModelError as error:
-        raise WeightError(str(error)) from None
-    method = quantization.get("method", "")
-    form = FORMATS.get(method)
-    if form is None:
-        raise WeightError(
-            f"{model_dir}: the checkpoint is not quantized with one of {', '.join(FORMATS)}; "
-            "use load_format='safetensors'"
-        )
-    table = quantization["config"]
-    return form(table), Exclusions(method, table)
 
 
 def _quantized_modules(

@@ -6,6 +6,8 @@ can represent them; every other quantized weight is dequantized, some rows at a 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,12 @@ from torch import nn
 from dovetail.config.quantized_checkpoints import capability_of
 from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
-from dovetail_quantized_checkpoints.checkpoint import FORMATS, Checkpoint, open_checkpoint
+from dovetail_quantized_checkpoints.checkpoint import (
+    FORMATS,
+    Checkpoint,
+    open_checkpoint,
+    read_format,
+)
 from dovetail_quantized_checkpoints.stored_weight import StoredExperts, StoredWeight
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
@@ -48,15 +55,27 @@ class QuantizedSafetensorsLoader(WeightLoader):
         self.context = context
 
     def fingerprint(self) -> str:
-        """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
-        return fingerprint_files(find_weight_files(self.context.model_dir))
+        """Return a hash of the files' fingerprint and of the quantization's configuration.
+
+        The configuration decides which weights the files represent. See
+        `dovetail_torch.weights.fingerprint`.
+        """
+        quantization = read_format(self.context)
+        parts = [
+            fingerprint_files(find_weight_files(self.context.model_dir)),
+            quantization.method,
+            quantization.table,
+        ]
+        # repr: values that hf_overrides can hold, but a JSON file cannot
+        text = json.dumps(parts, default=repr)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def plan(self, model: nn.Module) -> None:
         """Set the block types of the linear layers. See `dovetail_torch.weights.block_plan`.
 
         Reads the scales and zero points, a few per cent of the weights.
         """
-        with open_checkpoint(self.context.model_dir) as checkpoint:
+        with open_checkpoint(self.context) as checkpoint:
             for name, target in checkpoint.choose(model).items():
                 if name in checkpoint.modules:
                     _announce(checkpoint.open(name), target)
@@ -69,7 +88,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
         of a different shape or dtype.
         """
         dequantized: Counter[str] = Counter()
-        with open_checkpoint(self.context.model_dir) as checkpoint:
+        with open_checkpoint(self.context) as checkpoint:
             chosen = checkpoint.choose(model)
             for name in chosen.keys() & checkpoint.modules:
                 checkpoint.open(name)  # raises if scales or groups are wrong
@@ -93,7 +112,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
 
         Raises WeightError, before a value is dequantized, for a weight that cannot be dequantized.
         """
-        with open_checkpoint(self.context.model_dir) as checkpoint, closing(MappedFiles()) as files:
+        with open_checkpoint(self.context) as checkpoint, closing(MappedFiles()) as files:
             yield list(checkpoint.tensors(files, make_model()))
 
 

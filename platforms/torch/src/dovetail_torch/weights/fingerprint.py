@@ -30,6 +30,7 @@ class Fingerprinted(Protocol):
     def fingerprint(self) -> str:
         """Return a hash (str) that differs if the weights differ, without loading the weights.
 
+        Covers everything that decides the values that `load` writes, also configuration.
         Raises WeightError as `load` would for problems with file names and headers.
         """
 
