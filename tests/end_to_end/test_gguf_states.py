@@ -50,7 +50,12 @@ KEYS = [
     ("mamba2", {"block_count": 2**31}, "has no tensor blk.2147483647.attn_norm.weight"),
     ("qwen3next", {"block_count": 2**31}, "has no tensor blk.2147483647.attn_norm.weight"),
     ("qwen3next", {"block_count": 0}, "has no tensor blk.-1.attn_norm.weight"),
-    ("qwen3next", {"nextn_predict_layers": 2**31}, "has no tensor blk.-1.attn_norm.weight"),
+    ("qwen3next", {"nextn_predict_layers": 4}, "has no tensor blk.-1.attn_norm.weight"),
+    (
+        "qwen3next",
+        {"block_count": 4 + 10**9, "nextn_predict_layers": 10**9},
+        "qwen3next.nextn_predict_layers is 1000000000; it must be an integer from 0 to 64",
+    ),
     ("qwen3next", {"full_attention_interval": 0}, "qwen3next.full_attention_interval is 0"),
     ("qwen3next", {"full_attention_interval": 3}, "model.gguf"),
     ("qwen3next", {"ssm.inner_size": 4 << 20}, "linear_value_head_dim is 1048576"),

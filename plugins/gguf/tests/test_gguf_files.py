@@ -297,11 +297,67 @@ def test_the_error_for_a_removed_part_names_the_part(tmp_path):
         open_file(first)
 
 
+def exchange(first, second):
+    other = first.with_name("other")
+    first.rename(other)
+    second.rename(first)
+    other.rename(second)
+
+
 def test_parts_with_exchanged_names_are_rejected(tmp_path):
     write_file(tmp_path / "model.gguf", split=4)
     first, *others = sorted(tmp_path.glob("*.gguf"))
-    others[0].rename(tmp_path / "other")
-    others[1].rename(others[0])
-    (tmp_path / "other").rename(others[1])
+    exchange(*others[:2])
     with pytest.raises(ModelError, match=rf"{re.escape(others[0].name)} is not part 2.*split\.no"):
         open_file(first)
+
+
+def test_the_error_for_an_exchanged_first_part_states_its_number(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, second, *_ = sorted(tmp_path.glob("*.gguf"))
+    exchange(first, second)
+    message = r"{} has the name of part {}, but its split\.no is {}, not {}\. .*exchanged"
+    for path, values in ((first, (1, 1, 0)), (second, (2, 0, 1))):
+        with pytest.raises(ModelError, match=message.format(re.escape(path.name), *values)):
+            open_file(path)
+
+
+def test_the_error_for_another_part_names_the_first_part(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, second, *_ = sorted(tmp_path.glob("*.gguf"))
+    with pytest.raises(ModelError, match=rf"not the first part .*Pass {re.escape(first.name)}\."):
+        open_file(second)
+    first.unlink()
+    with pytest.raises(ModelError, match=rf"first part {re.escape(first.name)} is missing\."):
+        open_file(second)
+
+
+def test_the_error_for_a_wrong_count_in_a_name_states_the_count(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, *others = sorted(tmp_path.glob("*.gguf"))
+    count = 1 + len(others)
+    path = first.rename(tmp_path / "model-00001-of-00009.gguf")
+    with pytest.raises(ModelError, match=rf"does not end in -NNNNN-of-{count:05}\.gguf"):
+        open_file(path)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3next"])
+def test_a_missing_recurrent_layer_is_rejected_before_layers_are_listed(name, tmp_path):
+    """The types of the layers are a list, which is made only if all layers exist."""
+    count = 300_000
+    writer = GGUFWriter(tmp_path / "model.gguf", name)
+    numbers = {"block_count": count, "attention.head_count": 4, "expert_used_count": 2}
+    numbers |= {"expert_count": 4} if name == "qwen3next" else {}
+    for key in ("embedding_length", "feed_forward_length", "context_length"):
+        numbers[key] = 32
+    for key, value in numbers.items():
+        writer.add_uint32(f"{name}.{key}", value)
+    writer.add_float32(f"{name}.attention.layer_norm_rms_epsilon", 1e-5)
+    for tensor in ("token_embd.weight", f"blk.{count - 1}.attn_norm.weight"):
+        writer.add_tensor(tensor, np.zeros((32, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"no tensor blk\.0\.attn_norm\.weight, but .*block_count"):
+        GGUFFormat().describe(tmp_path / "model.gguf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -276,6 +277,31 @@ def test_more_tokens_than_rows_of_the_embedding_are_rejected(tmp_path):
     load(write_bytes_vocabulary(tmp_path / "good.gguf", num_rows=265))
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", num_rows=264)
     with pytest.raises(ModelError, match=r"bad\.gguf: .*tokens has 265 tokens.* only 264 rows"):
+        load(path)
+
+
+@pytest.mark.parametrize("write_vocabulary", [write_bytes_vocabulary, write_pieces_vocabulary])
+def test_a_long_token_is_rejected_in_little_time(write_vocabulary, tmp_path):
+    """The number of its splits times their length grows with the square of its length."""
+    path = write_vocabulary(tmp_path / "bad.gguf", tokens=["<unk>", "x" * 200_000], token_type=None)
+    start = time.process_time()
+    with pytest.raises(
+        ModelError, match=r"bad\.gguf: tokenizer\.ggml\.tokens .* 200000 characters.*is 16384"
+    ):
+        load(path)
+    assert time.process_time() - start < 5
+
+
+def test_many_long_pieces_of_sentencepiece_are_rejected(tmp_path):
+    long = [f"{number}".ljust(12_000, "x") for number in range(4)]
+    tokens = [*PIECES, *long]
+    path = write_pieces_vocabulary(
+        tmp_path / "bad.gguf",
+        tokens=tokens,
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(long),
+        scores=[0.0] * len(tokens),
+    )
+    with pytest.raises(ModelError, match=r"bad\.gguf.*tokenizer\.ggml\.tokens are too long.*limit"):
         load(path)
 
 

@@ -34,6 +34,7 @@ MAX_TENSOR_NAME_CHARS = 500
 MAX_DIMENSIONS = 4
 MAX_SPLITS = 1000
 
+_RENAMED = "Parts were renamed or exchanged; restore their original names."
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -75,8 +76,11 @@ class GGUFFile:
         self._parts += [_Part(other) for other in self._other_paths()]
         self.tensors: dict[str, TensorInfo] = {}
         for index, part in enumerate(self._parts):
-            if part.metadata.get("split.no", index) != index:
-                raise ModelError(f"{part.path} is not part {index + 1}; its split.no is different.")
+            if (number := part.metadata.get("split.no", index)) != index:
+                raise ModelError(
+                    f"{part.path} is not part {index + 1}: its split.no is {number!r:.40}, not "
+                    f"{index}. {_RENAMED}"
+                )
             for info in part.tensors:
                 if info.name in self.tensors:
                     raise ModelError(
@@ -103,17 +107,26 @@ class GGUFFile:
         count = self.metadata.get("split.count", 0)
         if not isinstance(count, int) or count <= 1:
             return []
+        if count > MAX_SPLITS:
+            raise ModelError(f"{self.path} is one of {count} parts; the limit is {MAX_SPLITS}.")
         match = _SPLIT_NAME.fullmatch(self.path.name)
-        if match is None or int(match["count"]) != count or count > MAX_SPLITS:
+        if match is None or int(match["count"]) != count:
             raise ModelError(
                 f"{self.path} is one of {count} parts, but its name does not end in "
-                "-00001-of-NNNNN.gguf. Restore the original names of the parts."
+                f"-NNNNN-of-{count:05}.gguf. Restore the original names of the parts."
             )
-        if int(match["number"]) != 1 or self.metadata.get("split.no", 0) != 0:
+        index = int(match["number"]) - 1
+        if (stated := self.metadata.get("split.no", index)) != index:
             raise ModelError(
-                f"{self.path} is not the first part of the model. Pass "
-                f"{match['stem']}-00001-of-{match['count']}.gguf."
+                f"{self.path} has the name of part {index + 1}, but its split.no is "
+                f"{stated!r:.40}, not {index}. {_RENAMED}"
             )
+        if index != 0:
+            first = f"{match['stem']}-00001-of-{match['count']}.gguf"
+            advice = f"Pass {first}."
+            if not os.path.exists(self.path.with_name(first)):
+                advice = f"The first part {first} is missing. Download all parts."
+            raise ModelError(f"{self.path} is not the first part of the model. {advice}")
         return [
             self.path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf")
             for number in range(2, count + 1)

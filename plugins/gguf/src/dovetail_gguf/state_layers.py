@@ -6,6 +6,7 @@ Source: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError, WeightError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 
+MAX_PREDICTION_LAYERS = 64
+"""The maximum number of multi-token-prediction layers, each of which has a weight mapping."""
 FULL, LINEAR = "full_attention", "linear_attention"
 _ATTENTION = "model.layers.{}.self_attn"
 _DECAY = ".ssm_a"
@@ -54,7 +57,7 @@ def read_mamba2(fields: Fields, config: Config) -> None:
 
 def read_qwen3_next(fields: Fields, config: Config) -> None:
     """Read the fields of Qwen3-Next. Multi-token-prediction layers are not part of the model."""
-    num_extra = fields.integer("nextn_predict_layers", default=0)
+    num_extra = fields.integer("nextn_predict_layers", default=0, maximum=MAX_PREDICTION_LAYERS)
     config["num_nextn_predict_layers"] = num_extra
     config["num_hidden_layers"] -= min(num_extra, config["num_hidden_layers"])
     _check_layers(fields, config)
@@ -75,14 +78,15 @@ def read_qwen3_next(fields: Fields, config: Config) -> None:
 
 
 def _check_layers(fields: Fields, config: Config) -> None:
-    """Raise ModelError if the last layer is missing, so that the number of layers is bounded."""
+    """Raise ModelError if a layer is missing, so that the number of tensors bounds the layers."""
     num_layers = config["num_hidden_layers"]
-    last = f"blk.{num_layers - 1}.attn_norm.weight"
-    if last not in fields.file.tensors:
-        raise ModelError(
-            f"{fields.file.path} has no tensor {last}, but {fields.name}.block_count states "
-            f"{num_layers} layers. The file is incomplete; download it again."
-        )
+    for layer in chain((num_layers - 1,), range(num_layers)):
+        name = f"blk.{layer}.attn_norm.weight"
+        if name not in fields.file.tensors:
+            raise ModelError(
+                f"{fields.file.path} has no tensor {name}, but {fields.name}.block_count states "
+                f"{num_layers} layers. The file is incomplete; download it again."
+            )
 
 
 def _read_sizes(fields: Fields) -> tuple[int, int, int]:

@@ -15,9 +15,10 @@ from dovetail_gguf.encoders.tokenizer_parts import (
     wordpiece_parts,
 )
 from dovetail_gguf.encoders.tokenizer_rules import UNIGRAM, WORDPIECE
-from dovetail_gguf.vocabulary import BYTE_LEVEL, MAX_SPLITS, Vocabulary
+from dovetail_gguf.vocabulary import BYTE_LEVEL, MAX_SPLIT_CHARS, MAX_SPLITS, Vocabulary
 from dovetail_gguf.vocabulary_metadata import MAX_MERGES, TokenType
 
+_TOKENS = "tokenizer.ggml.tokens"
 _SPACE = "\u2581"
 """The character that SentencePiece uses for a space."""
 _SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
@@ -135,7 +136,13 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     num_splits = sum(len(token) for token, _ in pieces)
     if num_splits > MAX_SPLITS:
         raise ModelError(
-            f"the pieces of the vocabulary have {num_splits} characters; the limit is {MAX_SPLITS}"
+            f"the pieces in {_TOKENS} have {num_splits} characters; the limit is {MAX_SPLITS}"
+        )
+    num_chars = sum(len(token) ** 2 for token, _ in pieces)
+    if num_chars > MAX_SPLIT_CHARS:
+        raise ModelError(
+            f"the pieces in {_TOKENS} are too long: the sum of their squared lengths is "
+            f"{num_chars}; the limit is {MAX_SPLIT_CHARS}"
         )
     ids = {token: vocabulary.ids[token] for token, _ in pieces}
     pieces.sort(key=lambda piece: piece[1], reverse=True)
@@ -145,5 +152,5 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         if len(merges) > MAX_MERGES:
-            raise ModelError(f"the pieces of the vocabulary need more than {MAX_MERGES} merges")
+            raise ModelError(f"the pieces in {_TOKENS} need more than {MAX_MERGES} merges")
     return merges

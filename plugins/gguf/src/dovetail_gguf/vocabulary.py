@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dovetail.errors import ModelError
+from dovetail.tokenizers.tokenizer_child import MAX_TOKEN_CHARS
 from dovetail.value_checks import shorten
 from dovetail_gguf.encoders.tokenizer_rules import (
     UNIGRAM,
@@ -35,6 +36,8 @@ MODELS = {
 """Supported values of `tokenizer.ggml.model`."""
 MAX_SPLITS = 1 << 23
 """Maximum total number of ways to split each piece in two, over all pieces."""
+MAX_SPLIT_CHARS = 1 << 29
+"""Maximum total number of characters in both parts of all these splits."""
 _SENTENCEPIECE_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """Default ids for files with a SentencePiece vocabulary that does not state ids."""
 
@@ -71,6 +74,11 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     source = VocabularyMetadata(file)
     model = _read_model(file, source)
     tokens = source.strings("tokens", MAX_TOKENS)
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN_CHARS:
+        raise source.rejection(
+            f"tokens has a token of {longest} characters; the limit is {MAX_TOKEN_CHARS}"
+        )
     table = file.tensors.get("token_embd.weight")
     if table is not None and len(tokens) > table.shape[0]:
         raise source.rejection(
