@@ -15,16 +15,19 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from dovetail.config.model_directory import ModelDirectory
 from dovetail.errors import ModelError
+from dovetail_gguf.model_config import ROPE_FACTORS
 from dovetail_gguf.model_format import GENERATION_FILE
 from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.tensor_names import to_file_name
 from dovetail_gguf.weight_loader import permute_rows
 from dovetail_quantize.metadata import (
-    add_eos_tokens,
     add_metadata,
+    add_tokenizer,
     architecture_of,
     permuted_heads,
+    rope_divisors,
 )
+from dovetail_quantize.round_trip import read_shape
 
 FILE = "model.gguf"
 TOKENIZER_FILES = (
@@ -41,16 +44,19 @@ Tensor = tuple[str, torch.Tensor]
 
 def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[str, Tensor]) -> None:
     """Write the file and compare it with the tensors, by the model's names."""
-    source, config = original.path, original.config
-    heads = permuted_heads(config)
+    config = original.config
+    shape = read_shape(config)
+    heads = permuted_heads(config, shape.heads)
     stored = {
         to_file_name(name): _permuted(tensor, heads.get(_leaf(name), 0))
         for name, tensor in tensors.items()
     }
+    divisors_F = rope_divisors(shape)
+    if divisors_F is not None:
+        stored[ROPE_FACTORS] = ("F32", divisors_F)
     writer = GGUFWriter(None, architecture_of(config)[0])
-    add_metadata(writer, source, config)
-    if source.is_dir():
-        add_eos_tokens(writer, config, original.generation_config)
+    add_metadata(writer, config, shape)
+    add_tokenizer(writer, original)
     for name, (type_name, values) in stored.items():
         kind = GGMLQuantizationType[type_name]
         writer.add_tensor(name, _as_numpy(values), raw_dtype=kind)
@@ -60,7 +66,7 @@ def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[st
     writer.write_tensors_to_file()
     writer.close()
     _compare(path, stored)
-    copy_files(folder, source)
+    copy_files(folder, original.path)
 
 
 def copy_files(folder: Path, source: Path) -> None:

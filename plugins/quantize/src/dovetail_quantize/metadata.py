@@ -6,29 +6,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from dovetail.config.model_directory import eos_token_ids
+from dovetail.config.model_directory import ModelDirectory, eos_token_ids
 from dovetail.errors import ConfigError, ModelError
 from dovetail_gguf.architectures import ARCHITECTURES, Architecture
-from dovetail_gguf.expert_fields import ExpertNames
+from dovetail_torch.layers import HeadShape
+from dovetail_torch.layers.rope_frequencies import rope_frequencies
 
-_INTEGERS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "sliding_window": "attention.sliding_window",
-}
 _EXPERT_SIZES = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_SCALINGS = ("linear", "yarn")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ORIGINAL = "original_max_position_embeddings"
+_EPS = 1e-6
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "mixtral": {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+    },
+}
+"""The engine's values of fields that config.json may omit, by model_type. `check_round_trip` raises
+an error if a value is not that of the engine."""
 
 
 def _writable() -> dict[str, tuple[str, Architecture]]:
@@ -47,12 +57,13 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     return _writable()[config["model_type"]]
 
 
-def check_representable(config: Mapping[str, Any], method: str) -> None:
-    """Raise ModelError if a GGUF file cannot describe the model.
+def check_representable(original: ModelDirectory, method: str) -> None:
+    """Raise ModelError if a GGUF file cannot describe the model, except for its shape.
 
     method: the quantization method. Raises ConfigError if the model has experts and the method does
     not support them.
     """
+    config = original.config
     model_type = str(config.get("model_type"))
     writable = _writable()
     _, row = writable.get(model_type, ("", None))
@@ -65,14 +76,15 @@ def check_representable(config: Mapping[str, Any], method: str) -> None:
         )
     if row.experts is not None:
         _check_experts(config, method)
-    scaling = _scaling(config)
-    if scaling and scaling.get("rope_type") not in _SCALINGS:
-        raise ModelError(
-            f"A model with rope_scaling of the type {scaling.get('rope_type')!r} cannot be "
-            f"quantized yet. Supported: none, {', '.join(_SCALINGS)}."
-        )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"A model with hidden_act={config['hidden_act']!r} cannot be quantized.")
+    if not config.get("max_position_embeddings"):
+        raise ModelError(
+            "A model without max_position_embeddings in config.json cannot be quantized: a GGUF "
+            "file must state this length."
+        )
+    if original.path.is_dir():
+        _sorted_eos_tokens(original)
 
 
 def _check_experts(config: Mapping[str, Any], method: str) -> None:
@@ -89,65 +101,114 @@ def _check_experts(config: Mapping[str, Any], method: str) -> None:
             )
 
 
-def permuted_heads(config: Mapping[str, Any]) -> dict[str, int]:
+def permuted_heads(config: Mapping[str, Any], heads: HeadShape) -> dict[str, int]:
     """Return the number of heads of each projection whose rows a GGUF file permutes, by name."""
     if not architecture_of(config)[1].permutes_rotary:
         return {}
-    return {
-        "self_attn.q_proj": config["num_attention_heads"],
-        "self_attn.k_proj": _complete(config)["num_key_value_heads"],
-    }
+    return {"self_attn.q_proj": heads.num_heads, "self_attn.k_proj": heads.num_kv_heads}
 
 
-def add_metadata(writer: GGUFWriter, source: Path, config: Mapping[str, Any]) -> None:
-    """Add the configuration, and the tokenizer if `source` is a GGUF file."""
+def add_metadata(writer: GGUFWriter, config: Mapping[str, Any], shape: Any) -> None:
+    """Add the configuration. shape: the decoder's shape; see `read_shape`.
+
+    Raises ModelError for a rope type that a GGUF file cannot describe.
+    """
     name, row = architecture_of(config)
-    complete = _complete(config)
-    for field, key in _INTEGERS.items():
-        if complete.get(field):
-            writer.add_uint32(f"{name}.{key}", complete[field])
-    writer.add_uint32(f"{name}.attention.value_length", complete["head_dim"])
-    writer.add_uint32(f"{name}.rope.dimension_count", complete["head_dim"])
-    writer.add_float32(f"{name}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
-    writer.add_float32(f"{name}.rope.freq_base", _theta(config))
-    scaling = _scaling(config)
-    if scaling:
-        writer.add_string(f"{name}.rope.scaling.type", scaling["rope_type"])
-        writer.add_float32(f"{name}.rope.scaling.factor", scaling["factor"])
-        original = scaling.get("original_max_position_embeddings")
-        if original:
-            writer.add_uint32(f"{name}.rope.scaling.original_context_length", original)
+    head_size = shape.heads.head_size
+    integers = {
+        "embedding_length": shape.hidden_size,
+        "feed_forward_length": shape.intermediate_size,
+        "block_count": shape.num_layers,
+        "attention.head_count": shape.heads.num_heads,
+        "attention.head_count_kv": shape.heads.num_kv_heads,
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "attention.sliding_window": max(shape.windows),
+        "rope.dimension_count": head_size,
+        "context_length": config["max_position_embeddings"],
+    }
+    for key, value in integers.items():
+        if value:
+            writer.add_uint32(f"{name}.{key}", value)
+    writer.add_float32(
+        f"{name}.attention.layer_norm_rms_epsilon", _value(config, "rms_norm_eps") or _EPS
+    )
+    _add_rope(writer, name, config, shape.ropes[0].parameters)
     if row.experts is not None:
-        _add_experts(writer, name, row.experts, config)
+        _add_experts(writer, name, config, shape.num_experts)
     writer.add_quantization_version(2)
-    if source.is_file():
-        _copy_tokenizer(writer, source)
+
+
+def _add_rope(
+    writer: GGUFWriter, name: str, config: Mapping[str, Any], rope: Mapping[str, Any]
+) -> None:
+    """Add the rotary parameters, except those of llama3; see `rope_divisors`."""
+    kind = rope["rope_type"]
+    if kind not in _ROPE_TYPES:
+        raise ModelError(
+            f"A model with rope_scaling of the type {kind!r} cannot be quantized yet. Supported: "
+            f"{', '.join(_ROPE_TYPES)}."
+        )
+    writer.add_float32(f"{name}.rope.freq_base", rope["rope_theta"])
+    if kind in ("default", "llama3"):
+        return
+    writer.add_string(f"{name}.rope.scaling.type", kind)
+    factor = rope.get("factor") or rope["max_position_embeddings"] / rope[_ORIGINAL]
+    writer.add_float32(f"{name}.rope.scaling.factor", factor)
+    tables = (config, config.get("rope_scaling") or config.get("rope_parameters") or {})
+    original = next((table[_ORIGINAL] for table in tables if table.get(_ORIGINAL)), None)
+    if original:
+        writer.add_uint32(f"{name}.rope.scaling.original_context_length", original)
+    for field in ("beta_fast", "beta_slow"):
+        if kind == "yarn" and rope.get(field):
+            writer.add_float32(f"{name}.rope.scaling.yarn_{field}", rope[field])
+
+
+def rope_divisors(shape: Any) -> torch.Tensor | None:
+    """Return what the frequencies of a llama3 model are divided by, float32 [head size / 2]."""
+    rope = shape.ropes[0]
+    if rope.parameters["rope_type"] != "llama3":
+        return None
+    usual_F, _ = rope_frequencies({**rope.parameters, "rope_type": "default"}, rope.rotary_dim)
+    return usual_F / rope_frequencies(rope.parameters, rope.rotary_dim)[0]
 
 
 def _add_experts(
-    writer: GGUFWriter, name: str, names: ExpertNames, config: Mapping[str, Any]
+    writer: GGUFWriter, name: str, config: Mapping[str, Any], num_experts: int
 ) -> None:
-    counts = (names.count, "num_experts", "num_local_experts")
-    writer.add_uint32(f"{name}.expert_count", next(config[x] for x in counts if x in config))
-    writer.add_uint32(f"{name}.expert_used_count", config["num_experts_per_tok"])
+    writer.add_uint32(f"{name}.expert_count", num_experts)
+    writer.add_uint32(f"{name}.expert_used_count", _value(config, "num_experts_per_tok"))
     for field, key in _EXPERT_SIZES.items():
-        if field in config:
-            writer.add_uint32(f"{name}.{key}", config[field])
-    if "norm_topk_prob" in config:
-        writer.add_bool(f"{name}.expert_weights_norm", config["norm_topk_prob"])
+        if size := _value(config, field):
+            writer.add_uint32(f"{name}.{key}", size)
+    renormalizes = _value(config, "norm_topk_prob")
+    if renormalizes is not None:
+        writer.add_bool(f"{name}.expert_weights_norm", renormalizes)
 
 
-def add_eos_tokens(
-    writer: GGUFWriter, config: Mapping[str, Any], generation_config: Mapping[str, Any]
-) -> None:
-    """Add the end-of-sequence tokens of a directory. Raises ModelError if there are more than 3."""
-    ids = sorted(eos_token_ids(config, generation_config))
+def _value(config: Mapping[str, Any], field: str) -> Any:
+    """Return a field, or the engine's default if it is absent or null."""
+    value = config.get(field)
+    return _DEFAULTS.get(config["model_type"], {}).get(field) if value is None else value
+
+
+def add_tokenizer(writer: GGUFWriter, original: ModelDirectory) -> None:
+    """Add the tokenizer of a GGUF file, or the end-of-sequence tokens of a directory."""
+    if original.path.is_file():
+        _copy_tokenizer(writer, original.path)
+        return
+    for key, token_id in zip(_EOS_KEYS, _sorted_eos_tokens(original), strict=False):
+        writer.add_uint32(f"tokenizer.ggml.{key}", token_id)
+
+
+def _sorted_eos_tokens(original: ModelDirectory) -> list[int]:
+    """Return the end-of-sequence tokens. Raise ModelError if there are more than 3."""
+    ids = sorted(eos_token_ids(original.config, original.generation_config))
     if len(ids) > len(_EOS_KEYS):
         raise ModelError(
             f"The model has {len(ids)} end-of-sequence tokens; a GGUF file can store at most 3."
         )
-    for key, token_id in zip(_EOS_KEYS, ids, strict=False):
-        writer.add_uint32(f"tokenizer.ggml.{key}", token_id)
+    return ids
 
 
 def _copy_tokenizer(writer: GGUFWriter, source: Path) -> None:
@@ -155,29 +216,3 @@ def _copy_tokenizer(writer: GGUFWriter, source: Path) -> None:
         if name.startswith("tokenizer."):
             item = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], item)
-
-
-def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    heads = config["num_attention_heads"]
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    return {
-        **config,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "sliding_window": window,
-    }
-
-
-def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary parameters, which newer configurations keep in one object."""
-    return config.get("rope_parameters") or {}
-
-
-def _theta(config: Mapping[str, Any]) -> float:
-    return float(config.get("rope_theta") or _parameters(config).get("rope_theta") or 10000.0)
-
-
-def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    scaling = dict(config.get("rope_scaling") or _parameters(config))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return {} if kind == "default" else {**scaling, "rope_type": kind}

@@ -18,6 +18,7 @@ from dovetail_quantize.metadata import check_representable
 from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel, open_model
 from dovetail_quantize.quantize_options import FORMATS, HEADS, QuantizeOptions
 from dovetail_quantize.quantizing import Quantized, Settings, quantize_layers
+from dovetail_quantize.round_trip import check_round_trip
 from dovetail_quantize.rounding import quantize_rows
 from dovetail_quantize.texts import built_in_text, read_text, split_chunks
 from dovetail_torch.layers import ParallelLMHead, linear_layers
@@ -50,7 +51,8 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     After a DovetailError, no output directory remains.
     """
     directory = ModelDirectory.open(model)
-    check_representable(directory.config, options.method)
+    check_representable(directory, options.method)
+    check_round_trip(directory.config)
     output = options.out or Path(f"{_stem(directory.path)}-{options.format}")
     settings = Settings(
         method=options.method,
@@ -65,7 +67,7 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     if options.evaluate is not None:
         evaluation = read_text(option, options.evaluate)
     check_output(_OPTION, output, 0)
-    stated = directory.config.get("max_position_embeddings", CHUNK_TOKENS + 1)
+    stated = directory.config["max_position_embeddings"]
     length = {"max_model_len": min(CHUNK_TOKENS + 1, stated)}
     with open_model(model, linear_method="torch", **length) as opened:
         check_output(_OPTION, output, _estimate(opened, options))
