@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from dovetail.errors import ConfigError
 from dovetail_torch.cache_folder import CacheFolder
-from dovetail_torch.compilation import code_cache
+from dovetail_torch.compilation import code_cache, setup
 from dovetail_torch.compilation.code_cache import ENDING, MAGIC, CodeCache
 
 KEY = {"graph": "abc", "sizes": [1, 8]}
@@ -154,3 +155,15 @@ def test_an_entry_beyond_the_limit_is_neither_stored_nor_read(
     assert make(path).store(KEY, tmp_path / "source") == 0
     assert "the limit is 500" in caplog.text
     assert restore(path, tmp_path) == ("damaged", {})
+
+
+def test_a_directory_below_an_unknown_home_is_rejected_and_the_default_is_no_cache(monkeypatch):
+    with pytest.raises(ConfigError, match=r"compile_cache=.*home directory .* not known"):
+        setup._make_cache("~no-such-user/x")
+
+    def refuse(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", refuse)
+    assert setup._make_cache(None) is None

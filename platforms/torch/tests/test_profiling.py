@@ -56,3 +56,9 @@ def test_an_engine_records_a_profile_on_request(profiles):
         assert llm.generate(["Hello"])[0].outputs[0].token_ids
     (events,) = profiles()
     assert len(events) > 100
+
+
+def test_a_profile_directory_of_an_unknown_user_is_rejected(monkeypatch):
+    monkeypatch.setenv(PROFILE_VARIABLE, "~no-such-user/x")
+    with pytest.raises(ConfigError, match=f"{PROFILE_VARIABLE}=.*home directory .* not known"):
+        Profiler().start()

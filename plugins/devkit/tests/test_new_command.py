@@ -38,3 +38,12 @@ def test_invalid_arguments_give_a_short_message(arguments, output, tmp_path, cap
     error = capsys.readouterr().err
     assert output in error and len(error.splitlines()) <= 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("folder", "output"), [("~no-such-user", "home directory"), ("x" * 300, "name too long")]
+)
+def test_an_output_directory_that_cannot_exist_gives_a_short_message(folder, output, capsys):
+    assert main(["plugins", "new", "policy", "mine", "--out", folder]) == 2
+    error = capsys.readouterr().err
+    assert output in error and len(error.splitlines()) <= 3

@@ -11,6 +11,7 @@ ROW = "2023-11-16 18:15:{:02}.0000000,{},{}\n"
 GOOD = "".join(ROW.format(second, 100, 10) for second in range(40))
 MOONCAKE = '{{"timestamp": {}, "input_length": 5, "output_length": 5, "hash_ids": [1]}}\n'
 SMALL = ["--requests", "30", "--seeds", "1", "--load", "0.5", "--jobs", "2"]
+LONG = "x" * 300
 POLICIES = """
 import time
 
@@ -244,3 +245,20 @@ def test_a_calibration_of_a_different_version_is_rejected(folder, capsys):
     assert "version 0; this lab reads version 4" in words(capsys.readouterr().err)
     assert main([*command, "--step-times", "none.json"]) == 2
     assert "there is no calibration 'none.json'" in words(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trace", LONG], "is neither a file nor one of"),
+        (["--trace", f"azure:{LONG}"], "is neither a file nor one of"),
+        (["--trace", "chat", "--step-times", f"calibrated:{LONG}"], "there is no calibration"),
+        (
+            ["--trace", "chat", "--step-times", f"roofline:{LONG}", "--model", LONG],
+            "is neither a file nor one of",
+        ),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file_is_rejected(options, message, capsys):
+    assert main(["lab", "run", "fcfs", *options]) == 2
+    assert message in capsys.readouterr().err

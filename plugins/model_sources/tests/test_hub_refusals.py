@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dovetail.errors import ModelError
-from dovetail_model_sources import hub_download
+from dovetail_model_sources import hub_cache, hub_download
 from dovetail_model_sources.download import OFFLINE_VARIABLE
 from dovetail_model_sources.sources import HubSource
 
@@ -225,3 +225,12 @@ def test_an_invalid_reference_is_rejected(rejected, single, make, argument):
         with pytest.raises(ModelError, match="is not the name of"):
             method(argument)
     assert not single.requests
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_the_hub_cache_of_an_unknown_user_is_an_empty_cache(variable, monkeypatch):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "~no-such-user/x")
+    assert "~no-such-user" in str(hub_cache.hub_cache_dir())
+    assert list(hub_cache.snapshots(hub_cache.hub_cache_dir())) == []

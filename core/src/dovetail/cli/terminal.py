@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,7 +166,7 @@ def _read_file(file: str | Path, max_bytes: int) -> str | None:
     if str(file) == "-":
         text = sys.stdin.read(max_bytes + 1)
         return text if len(text) <= max_bytes else None
-    with Path(file).expanduser().open("rb") as stream:
+    with open(os.path.expanduser(file), "rb") as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
         return None

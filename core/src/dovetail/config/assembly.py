@@ -182,6 +182,14 @@ def _path_text(name: str, value: object) -> str:
     return text
 
 
+def _local_path(name: str, value: object) -> Path:
+    """Return an absolute path. An unknown user in "~user" is left as it is."""
+    text = os.path.expanduser(_path_text(name, value))
+    if not os.path.isabs(text):
+        check_working_directory()
+    return Path(text).absolute()
+
+
 def _optional_mapping(name: str, value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
@@ -193,7 +201,7 @@ def _optional_mapping(name: str, value: object) -> Mapping[str, Any]:
 def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
     if value is None:
         return directory.path
-    path = Path(_path_text("tokenizer", value)).expanduser().absolute()
+    path = _local_path("tokenizer", value)
     if not os.path.isdir(path):
         raise ConfigError(
             f"tokenizer={shorten(str(value))} is not a local directory; specify the directory that "
@@ -215,7 +223,7 @@ def _generation_config(values: Mapping[str, Any], directory: ModelDirectory) -> 
 
 
 def _read_generation_config(choice: object) -> Mapping[str, Any]:
-    path = Path(_path_text("generation_config", choice)).expanduser().absolute()
+    path = _local_path("generation_config", choice)
     if os.path.isdir(path):
         path = path / "generation_config.json"
     if not file_exists(path):

@@ -257,7 +257,7 @@ def _locate(model: str, plugins: PluginRegistry, revision: str | None) -> Path:
     """Return the absolute path of a local model, or of the model that a model source provides."""
     if not os.path.isabs(model):
         check_working_directory()
-    path = Path(model).expanduser().absolute()
+    path = Path(os.path.expanduser(model)).absolute()
     source_path = None if os.path.lexists(path) else find_model(model, plugins, revision=revision)
     path = source_path or path
     _check_path(model, path, plugins)
@@ -271,7 +271,7 @@ def _locate(model: str, plugins: PluginRegistry, revision: str | None) -> Path:
 
 def check_model_path(model: str) -> None:
     """Raise ModelError if the path `model` is neither a directory nor a model file."""
-    _check_path(model, Path(model).expanduser().absolute(), PluginRegistry())
+    _check_path(model, Path(os.path.expanduser(model)).absolute(), PluginRegistry())
 
 
 def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:

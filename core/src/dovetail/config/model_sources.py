@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dovetail.errors import ModelError
+from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.model_source import LocalModel, ModelSource, ModelSourceContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, call_plugin, make_instance
+from dovetail.value_checks import shorten
 
 logger = logging.getLogger(__name__)
 downloads = logging.getLogger("dovetail.downloads")
@@ -33,12 +34,21 @@ _REFERENCE = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<argument>.+))?", re.ASCII)
 
 
 def model_cache_dir() -> Path:
-    """Return the directory for downloaded models. It may not exist yet."""
+    """Return the directory for downloaded models. It may not exist yet.
+
+    Raises ConfigError if it depends on a home directory that is not known.
+    """
     stated = os.environ.get(CACHE_VARIABLE, "")
-    if stated:
-        return Path(stated).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    try:
+        if stated:
+            return Path(stated).expanduser().absolute()
+        folder = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{CACHE_VARIABLE}={shorten(stated)}: the home directory of the user is not known. "
+            "Use an absolute path."
+        ) from None
     return folder / "dovetail" / "models"
 
 

@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,7 +145,7 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
     pickle need it. Raises PluginNotFoundError if the file does not exist, PluginLoadError if it
     fails.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise PluginNotFoundError(f"Cannot load {origin}: the file {str(path)!r} does not exist.")
     name = f"{LOCAL_PREFIX}{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,7 @@ def find_source(module: str) -> Path | None:
             Path(folder, *rest[:-1], f"{rest[-1]}.py"),
             Path(folder, *rest, "__init__.py"),
         ):
-            if path.is_file():
+            if os.path.isfile(path):
                 return path
     return None
 

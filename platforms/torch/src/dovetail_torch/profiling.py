@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail.value_checks import shorten
 
 PROFILE_VARIABLE = "DOVETAIL_PROFILE_DIR"
 """Environment variable with the directory for profiles; default: `dovetail_profiles`."""
@@ -52,5 +53,12 @@ class Profiler:
 
 
 def folder() -> Path:
-    """Return the directory for profiles."""
-    return Path(os.environ.get(PROFILE_VARIABLE, "") or DEFAULT_FOLDER).expanduser().absolute()
+    """Return the directory for profiles. Raise ConfigError for a home that is not known."""
+    stated = os.environ.get(PROFILE_VARIABLE, "") or DEFAULT_FOLDER
+    try:
+        return Path(stated).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"{PROFILE_VARIABLE}={shorten(stated)}: the home directory of the user is not known. "
+            "Use an absolute path."
+        ) from None

@@ -41,12 +41,15 @@ _CHUNK_BYTES = 1 << 20
 
 
 def hub_cache_dir() -> Path:
-    """Return the cache directory of huggingface_hub. It may not exist yet."""
+    """Return the cache directory of huggingface_hub. It may not exist yet.
+
+    An unknown user in "~user" is left as it is, as huggingface_hub does.
+    """
     for variable, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if stated := os.environ.get(variable, ""):
-            return (Path(os.path.expandvars(stated)).expanduser() / below).absolute()
+            return Path(os.path.expanduser(os.path.expandvars(stated)), below).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
-    return (Path(base).expanduser() / "huggingface" / "hub").absolute()
+    return Path(os.path.expanduser(base), "huggingface", "hub").absolute()
 
 
 def find_snapshot(cache: Path, reference: HubReference) -> Path | None:
@@ -125,7 +128,7 @@ def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
 
 def card_license(path: Path) -> str:
     """Return the license that a model's card states, or "" if unknown. path: directory or file."""
-    card = (path if path.is_dir() else path.parent) / CARD_FILE
+    card = (path if os.path.isdir(path) else path.parent) / CARD_FILE
     try:
         with card.open(encoding="utf-8", errors="replace") as stream:
             match = _LICENSE.search(stream.read(_MAX_CARD_CHARS))
@@ -150,7 +153,7 @@ def _gguf_models(reference: HubReference, snapshot: Path) -> Iterator[tuple[str,
 def _refs(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (commit, name) of each branch and tag. The default branch comes last."""
     refs = folder / "refs"
-    paths = sorted((path for path in refs.rglob("*") if path.is_file()), key=str)
+    paths = sorted((path for path in refs.rglob("*") if os.path.isfile(path)), key=str)
     for path in sorted(paths, key=lambda path: path.name == DEFAULT_REVISION):
         try:
             yield path.read_text(encoding="ascii")[:100].strip(), str(path.relative_to(refs))
@@ -160,7 +163,7 @@ def _refs(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _folders(parent: Path, pattern: str) -> list[Path]:
     try:
-        return sorted(path for path in parent.glob(pattern) if path.is_dir())
+        return sorted(path for path in parent.glob(pattern) if os.path.isdir(path))
     except OSError:
         return []
 

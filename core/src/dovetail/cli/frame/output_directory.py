@@ -29,7 +29,7 @@ def check_output(
             raise ConfigError(f"{option}={output} already exists; {advice}.")
         _check_replaceable(option, output)
     parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{option}={output}: {parent} is not a directory that can be written to.")
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
@@ -40,9 +40,13 @@ def check_output(
 
 
 def _check_replaceable(option: str, output: Path) -> None:
-    if output.is_symlink() or not output.is_dir():
+    if os.path.islink(output) or not os.path.isdir(output):
         raise ConfigError(f"{option}={output} is not a directory, so it is not overwritten.")
-    if not (output / MODEL_FILE).is_file() and any(output.iterdir()):
+    try:
+        has_files = any(output.iterdir())
+    except OSError as error:
+        raise _unwritable(option, output, error) from None
+    if has_files and not os.path.isfile(output / MODEL_FILE):
         raise ConfigError(
             f"{option}={output} contains files but no {MODEL_FILE}, so it is not a model directory "
             "and is not overwritten. Specify another directory."

@@ -44,7 +44,8 @@ def chosen_folder(options: CPUWorkerOptions) -> CacheFolder | None:
         if not directory:
             return None
         raise ConfigError(
-            f"{name}={shorten(directory)}: this user has no home directory; use an absolute path."
+            f"{name}={shorten(directory)}: the home directory of the user is not known. Use an "
+            "absolute path."
         ) from None
     if "\0" in directory:
         raise ConfigError(f"{name}={shorten(directory)} has a null character.")

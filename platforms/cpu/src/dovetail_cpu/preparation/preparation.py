@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,7 @@ class Preparation:
         except (TypeError, ValueError, ConfigError):
             return  # reported when the worker is loaded
         file = None
-        if folder is not None and folder.path.is_dir():
+        if folder is not None and os.path.isdir(folder.path):
             file = find_packed(folder, model_dir)
         if file is not None:
             num_threads = max(1, min(_MAX_THREADS, len(allowed_cpus()) - 1))

@@ -21,6 +21,7 @@ from dovetail.interfaces import CompileBackend, CompileContext, GraphPassContext
 from dovetail.plugins.construction import construct
 from dovetail.plugins.resolving.reference import reference_text
 from dovetail.plugins.selection import AUTO, choose
+from dovetail.value_checks import shorten
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.cache_folder import CacheFolder, user_cache_folder
 from dovetail_torch.compilation.code_cache import ENDING, MAX_FOLDER_BYTES, CodeCache
@@ -129,7 +130,15 @@ def make_compilation(
 def _make_cache(option: str | None) -> CodeCache | None:
     if option == OFF:
         return None
-    path = user_cache_folder(CACHE_NAME) if option is None else Path(option).expanduser()
+    try:
+        path = user_cache_folder(CACHE_NAME) if option is None else Path(option).expanduser()
+    except RuntimeError:  # no home directory
+        if option is None:
+            return None
+        raise ConfigError(
+            f"compile_cache={shorten(option)}: the home directory of the user is not known. Use an "
+            "absolute path."
+        ) from None
     folder = CacheFolder(path=path.absolute(), max_bytes=MAX_FOLDER_BYTES, ending=ENDING)
     return CodeCache(folder, is_required=option is not None)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def run_batch(
     from dovetail_client_tools.batch.progress import progress_bar
 
     lines = InputFile(input_file)
-    if output_file.exists() and output_file.samefile(input_file):
+    if os.path.exists(output_file) and output_file.samefile(input_file):
         raise ConfigError("--output-file is the input file. Use another file.")
     output = OutputFile(output_file, mode)
     try:

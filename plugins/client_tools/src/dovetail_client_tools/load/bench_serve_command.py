@@ -6,6 +6,7 @@ Exit codes: 0; 1 if no request of a measurement succeeded; 130 after Ctrl-C.
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,7 +93,7 @@ def bench_serve(
 def _check_files(report: ReportOptions) -> None:
     """Raise ConfigError before the test, not after it."""
     for option, path in (("--json", report.json), ("--html", report.html)):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is not None and not os.path.isdir(path.absolute().parent):
             raise ConfigError(f"{option} {path} is in a directory that does not exist.")
     if report.html is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(

@@ -5,7 +5,7 @@ The lab is imported only when a workload names it.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
@@ -28,7 +28,7 @@ def read_spec(name: str, count: int, arrivals: str, burstiness: float) -> Worklo
     from dovetail_lab.workloads.presets import PRESETS
     from dovetail_lab.workloads.spec import ArrivalSpec, WorkloadSpec
 
-    if name not in PRESETS and ":" not in name and not Path(name).exists():
+    if name not in PRESETS and ":" not in name and not os.path.exists(name):
         raise ConfigError(
             f"--workload {name} is neither a file nor a trace such as azure:conv nor one of fixed, "
             f"{', '.join(PRESETS)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class TraceFiles:
         if perfetto is not None and perfetto == html:
             raise ConfigError("--html and --perfetto must be different files.")
         for option, path in (("--perfetto", perfetto), ("--html", html)):
-            if path is not None and not path.absolute().parent.is_dir():
+            if path is not None and not os.path.isdir(path.absolute().parent):
                 raise ConfigError(f"{option} {path} is in a directory that does not exist.")
         self._perfetto, self._html = perfetto, html
         self._writer: PerfettoFile | None = None

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_line
+from dovetail.errors import ConfigError
 from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 
 _KIND_HELP = f"One of {', '.join(BLUEPRINTS)}."
@@ -25,7 +26,13 @@ def new(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
     """Write a small plugin package that installs and passes its conformance suite."""
-    package = write_package(kind, name, out.expanduser())
+    try:
+        folder = out.expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"--out {out}: the home directory of the user is not known. Use an absolute path."
+        ) from None
+    package = write_package(kind, name, folder)
     if as_json:
         print_json(package)
         return 0
@@ -34,8 +41,8 @@ def new(
         print_line(f"  {path}")
     print_line("The package works without changes. Run:")
     # pip interprets a name without a slash as the name of a distribution on an index.
-    folder = package.folder if package.folder.is_absolute() else f"./{package.folder}"
-    print_line(f"  pip install -e {folder}")
+    shown = package.folder if package.folder.is_absolute() else f"./{package.folder}"
+    print_line(f"  pip install -e {shown}")
     checks = " ".join(f"--dovetail-plugin {plugin}" for plugin in package.plugins)
-    print_line(f"  pytest {checks or folder}")
+    print_line(f"  pytest {checks or shown}")
     return 0

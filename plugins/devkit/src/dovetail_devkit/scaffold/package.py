@@ -6,6 +6,7 @@ of the package with placeholders such as `${name}` (`string.Template`).
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -44,7 +45,7 @@ def write_package(kind: str, name: str, out: Path) -> NewPackage:
     """
     blueprint, named = get_blueprint(kind), name_plugin(kind, name)
     folder = out / named.name
-    if folder.exists():
+    if os.path.lexists(folder):
         raise PluginError(
             f"The directory {str(folder)!r} already exists. Choose another name, or another "
             "directory with --out."

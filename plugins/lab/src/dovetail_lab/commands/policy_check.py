@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def check_candidates(candidates: Sequence[PolicySpec], *, trust_local_code: bool
 
 def _check_class(registry: PluginRegistry, reference: str) -> None:
     file = Path(registry.resolve("policy", reference).target.rpartition(":")[0])
-    if file.suffix == ".py" and not file.is_file():
+    if file.suffix == ".py" and not os.path.isfile(file):
         raise PluginError(f"Cannot load plugin {reference!r}: the file {str(file)!r} is missing.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -69,7 +70,7 @@ def config_digest(config: Mapping[str, Any] | None) -> str:
 
 def model_name(model: str) -> str:
     """Return a model's name for file names: the last part of the path of a directory."""
-    return Path(model).name if Path(model).exists() else model
+    return Path(model).name if os.path.exists(model) else model
 
 
 @lru_cache
@@ -79,8 +80,8 @@ def local_config(model: str) -> dict[str, Any] | None:
     A directory needs no weights.
     """
     try:
-        path: Path | None = Path(model).expanduser()
-        if path is None or not path.exists():
+        path: Path | None = Path(os.path.expanduser(model))
+        if not os.path.exists(path):
             path = find_model(model, PluginRegistry(), fetch=False)
         if path is not None and (path / CONFIG).is_file():
             return dict(read_json_object(path / CONFIG, max_bytes=MAX_BYTES[CONFIG]))

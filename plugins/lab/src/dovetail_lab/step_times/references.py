@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,11 +96,11 @@ class StepTimeReference:
     def calibration_file(self) -> Path:
         """Return the path of the calibration; raise UserError if there is none."""
         prefix, _, name = self.name.partition(":")
-        if prefix != _CALIBRATED or Path(self.name).is_file():
+        if prefix != _CALIBRATED or os.path.isfile(self.name):
             name = self.name
         path = Path(name) if name.endswith(_ENDING) else _CALIBRATIONS / f"{name}{_ENDING}"
         known = shipped_calibrations()
-        if not path.is_file() or (not name.endswith(_ENDING) and name not in known):
+        if not os.path.isfile(path) or (not name.endswith(_ENDING) and name not in known):
             raise UserError(
                 f"step_times={self.name!r}: there is no calibration {name!r}. The shipped "
                 f"calibrations are {', '.join(known)}; create one with `dovetail lab profile`."

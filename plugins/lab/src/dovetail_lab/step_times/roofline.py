@@ -8,6 +8,7 @@ policies differ.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def read_device(reference: str) -> DeviceSheet:
     if reference in DEVICES:
         return DEVICES[reference]
     path = Path(reference)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(
             f"step_times: the device {reference!r} is neither a file nor one of "
             f"{', '.join(DEVICES)}."

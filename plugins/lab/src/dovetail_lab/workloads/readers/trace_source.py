@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -86,11 +87,11 @@ def find_trace(reference: str, *, tokenizer: str = "") -> TraceSource:
         name = reference.partition(":")[0]
         return TraceSource(name=reference, path=path, format=name)
     prefix, _, rest = reference.partition(":")
-    if rest and prefix in READERS and not Path(reference).exists():
+    if rest and prefix in READERS and not os.path.exists(reference):
         path, kind = Path(rest), prefix
     else:
         path, kind = Path(reference), ""
-    if not path.is_file():
+    if not os.path.isfile(path):
         hint = nearest(reference, SHIPPED)
         raise UserError(
             f"trace {reference!r} is neither a file nor one of {', '.join(SHIPPED)}.{hint}"
