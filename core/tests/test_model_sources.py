@@ -180,12 +180,28 @@ def test_the_file_ending_selects_the_model_format(model_file):
 def test_a_directory_with_one_model_file_selects_that_file(model_file):
     assert ModelDirectory.open(model_file.parent).path == model_file
     (model_file.parent / "two.fake").write_text("{}")
-    assert "no config.json" in rejection(model_file.parent)
+    message = rejection(model_file.parent)
+    assert "has no config.json, but it contains 2 files *.fake." in message
+    assert repr(str(model_file)) in message
 
 
 def test_config_json_takes_precedence_over_model_files(model_file):
     (model_file.parent / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert ModelDirectory.open(model_file.parent).path == model_file.parent
+
+
+def test_the_error_for_config_json_without_safetensors_names_the_model_file(model_file):
+    folder = model_file.parent
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(ModelError) as caught:
+        EngineArgs(folder).create_engine_config()
+    expected = f"{folder} has config.json, but no *.safetensors files; it contains 1 file *.fake."
+    assert str(caught.value).startswith(expected)
+    assert repr(str(model_file)) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
+    EngineArgs(folder, load_format="dummy").create_engine_config()
+    (folder / "model.safetensors").touch()
+    ModelDirectory.open(folder).check_weights(PluginRegistry())
 
 
 def test_the_error_for_an_unknown_file_ending_lists_the_formats(model_file):

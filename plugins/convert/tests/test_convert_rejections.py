@@ -75,6 +75,16 @@ def test_a_quantization_that_no_loader_reads_is_rejected(tmp_path):
         convert(model, tmp_path / "out")
 
 
+def test_the_error_for_weights_in_a_gguf_file_only_names_the_file(tmp_path):
+    model = make_model(tmp_path / "model")
+    for path in model.glob("*.safetensors"):
+        path.rename(model / "one.gguf")
+    with pytest.raises(
+        ModelError, match=r"no \*\.safetensors files; .*1 file \*\.gguf.*\n.*one\.gguf"
+    ):
+        convert(model, tmp_path / "out")
+
+
 def test_an_existing_directory_is_kept_without_overwrite(tmp_path):
     model = make_model(tmp_path / "model")
     (tmp_path / "out").mkdir()

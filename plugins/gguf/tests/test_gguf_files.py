@@ -361,3 +361,32 @@ def test_a_missing_recurrent_layer_is_rejected_before_layers_are_listed(name, tm
     writer.close()
     with pytest.raises(ModelError, match=r"no tensor blk\.0\.attn_norm\.weight, but .*block_count"):
         GGUFFormat().describe(tmp_path / "model.gguf")
+
+
+def refusal_of(directory):
+    with pytest.raises(ModelError) as caught:
+        EngineArgs(directory, skip_tokenizer_init=True).create_engine_config()
+    assert len(str(caught.value).splitlines()) <= 2
+    return str(caught.value)
+
+
+def test_the_error_for_a_directory_with_several_models_says_to_specify_one(tmp_path):
+    write_file(tmp_path / "model.gguf")
+    write_file(tmp_path / "mmproj-model.gguf")
+    message = refusal_of(tmp_path)
+    assert f"{tmp_path} has no config.json, but it contains 2 files *.gguf." in message
+    (tmp_path / "mmproj-model.gguf").unlink()
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    message = refusal_of(tmp_path)
+    assert "has config.json, but no *.safetensors files; it contains 1 file *.gguf." in message
+    assert repr(str(tmp_path / "model.gguf")) in message
+
+
+def test_the_error_for_a_directory_without_the_first_part_says_that_it_is_missing(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, *others = sorted(tmp_path.glob("*.gguf"))
+    first.unlink()
+    assert f"contains {len(others)} files *.gguf" in refusal_of(tmp_path)
+    for path in others[1:]:
+        path.unlink()
+    assert f"The first part {first.name} is missing." in refusal_of(tmp_path)

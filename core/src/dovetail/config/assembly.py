@@ -133,6 +133,8 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
     directory = ModelDirectory.open(
         path_text, revision=_revision(values["revision"]), hf_overrides=overrides, plugins=plugins
     )
+    if values["load_format"] == AUTO:
+        directory.check_weights(plugins)
     for note in directory.notes:
         logger.info(note)
     architecture, defaults = choose_implementation(values, directory, plugins)

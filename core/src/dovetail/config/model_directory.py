@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint_quantization import read_quantization
+from dovetail.config.format_files import check_weights, choose_file, format_names, make_format
 from dovetail.config.model_fields import check_model_fields, check_token_ids
 from dovetail.config.model_sources import HUB, find_model, is_hub_name, source_names
 from dovetail.errors import ConfigError, ModelError, RequestError, nearest
 from dovetail.interfaces.frozen_mapping import freeze
-from dovetail.interfaces.model_format import ModelDescription, ModelFormat
-from dovetail.model_files import file_exists, list_model_files, read_json_object
+from dovetail.interfaces.model_format import ModelDescription
+from dovetail.model_files import file_exists, read_json_object
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.construction import call_plugin, construct
+from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.resolving.refusals import listed_models
 from dovetail.plugins.working_directory import check_working_directory
 from dovetail.sampling_params import SamplingParams
@@ -38,9 +39,6 @@ SAMPLING_NAMES = {
 """Sampling defaults of a generation config, and their names in `SamplingParams`."""
 
 CONFIG_FILE = "config.json"
-FORMAT_KIND = "model_format"
-MAX_MODEL_FILES = 1000
-"""Maximum number of model files of one format that are listed in a directory."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -67,6 +65,11 @@ class ModelDirectory:
     def architecture(self) -> str:
         """The architecture: the first name in "architectures"."""
         return str(self.config["architectures"][0])
+
+    def check_weights(self, plugins: PluginRegistry) -> None:
+        """Raise ModelError if a directory with config.json has no weights but in model files."""
+        if os.path.isdir(self.path):
+            check_weights(self.path, plugins)
 
     @classmethod
     def open(
@@ -139,14 +142,8 @@ def _describe(located: Path, plugins: PluginRegistry) -> _Described:
     if os.path.isdir(located):
         if file_exists(located / CONFIG_FILE):
             return _describe_directory(located)
-        chosen = _model_file_in(located, plugins)
-        if chosen is None:
-            raise ModelError(
-                f"{located} has no config.json, so it is not a model directory;\n"
-                "specify the directory that holds config.json, the weights and the tokenizer."
-            )
-        file = chosen
-    reader = _make_format(_suffix(file), plugins)
+        file = choose_file(located, plugins)
+    reader = make_format(_suffix(file), plugins)
     owner = f"model format {_suffix(file)!r}"
     description = call_plugin(owner, "description of a model", lambda: reader.describe(file))
     if not isinstance(description, ModelDescription):
@@ -183,32 +180,6 @@ def _describe_directory(directory: Path) -> _Described:
 
 def _suffix(file: Path) -> str:
     return file.suffix[1:].lower()
-
-
-def _format_names(plugins: PluginRegistry) -> list[str]:
-    candidates = plugins.candidates(FORMAT_KIND)
-    return sorted({item.name for item in candidates if not plugins.denial(item)})
-
-
-def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
-    cls = plugins.load(FORMAT_KIND, name)
-    instance: ModelFormat = construct(
-        FORMAT_KIND, cls, options=plugins.options_of(FORMAT_KIND, cls)
-    )
-    return instance
-
-
-def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:
-    """Return the model file in a directory without config.json.
-
-    Returns None unless exactly one installed format has files in the directory.
-    """
-    chosen = []
-    for name in _format_names(plugins):
-        files = list_model_files(directory, f".{name}", at_most=MAX_MODEL_FILES)
-        if files:
-            chosen.append(_make_format(name, plugins).choose(files))
-    return chosen[0] if len(chosen) == 1 else None
 
 
 def eos_token_ids(
@@ -277,7 +248,7 @@ def check_model_path(model: str) -> None:
 def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
     if model and os.path.isdir(path):
         return
-    formats = _format_names(plugins)
+    formats = format_names(plugins)
     if os.path.isfile(path):
         if _suffix(path) in formats:
             return

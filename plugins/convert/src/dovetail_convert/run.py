@@ -47,6 +47,7 @@ def run(model: str, options: ConvertOptions, note: Callable[[str], None]) -> Res
     check_output(_OPTION, out, 0, overwrite=overwrite)
     plugins = PluginRegistry()
     directory = ModelDirectory.open(model, revision=options.revision, plugins=plugins)
+    directory.check_weights(plugins)
     _check_other(out, directory.path)
     with open_source(directory, options.dtype, plugins) as source:
         plan = source.plan()
