@@ -40,7 +40,7 @@ MODELS = {
     "qwen3moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
-        {**INNER, "head_dim": 16, "norm_topk_prob": True},
+        {**INNER, "head_dim": 16, "norm_topk_prob": True, "attention_bias": True},
     ),
     "qwen2moe": (
         Qwen2MoeForCausalLM,
@@ -62,9 +62,11 @@ def make(folder, name, **changes):
     config = config_cls(vocab_size=vocab_size, **{**SIZES, **fields, **changes})
     model = model_cls(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for path, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
+            elif path.endswith("bias"):
+                parameter.normal_()
         if config.num_experts_per_tok == 1:
             for layer in model.model.layers:  # the last expert never has the highest score
                 layer.mlp.gate.weight[-1] = layer.mlp.gate.weight[:-1].mean(0)
