@@ -38,7 +38,8 @@ METHOD = """## Method
   256 prompt tokens and 16 to 128 output tokens. "prefill" is one prompt and one output token.
 - "Cold start" is the time from the start of the process to its first token, with the files in the
   page cache. "Peak RSS" is the sum over the engine's processes; of a mapped file, it counts the
-  pages that were accessed.
+  pages that were accessed. Dovetail keeps the KV blocks of finished requests for later prefix
+  hits, so its memory grows up to the size of its cache (2 GiB), also if no prompt occurs twice.
 - "Same first token" counts for how many of 16 fixed prompts the engine and Dovetail in bf16
   generate the same first token. If bf16 was not run, Dovetail in the same format is the reference.
   This column shows whether all engines compute the same model. With random weights the logits of
@@ -52,7 +53,8 @@ METHOD = """## Method
   batching and one stream per request; ik_llama.cpp in the same way, but with one cache for all
   requests, and it repacks its weights when it loads them. vLLM's int8 is W8A8 with a bf16 head.
   transformers runs one padded batch. In int4, the head has six bits (Q6_K) in Dovetail and in the
-  file of llama.cpp (Q4_0), and eight bits in OpenVINO; [cpu.md](cpu.md) shows the accuracy.
+  file of llama.cpp (Q4_0), and eight bits in OpenVINO; [quantization.md](quantization.md) shows
+  the accuracy.
 """
 
 

@@ -219,6 +219,19 @@ def test_the_prefix_cache_can_be_reset_when_the_engine_is_idle(make):
     assert core.reset_prefix_cache()
 
 
+def test_the_statistics_are_sent_again_after_a_reset_that_ran_steps(make):
+    core, _ = make(2)
+    core.add_request(request("a", range(1, 10)))
+    for _ in range(3):
+        core.step_with_batch_queue()
+    core.abort_requests(["a"])
+    assert core.reset_prefix_cache()
+    assert core.step_is_due()
+    while core.step_is_due():
+        core.step_with_batch_queue()
+    assert core.get_stats().num_running == 0
+
+
 def test_shutdown_of_the_engine_core_shuts_down_scheduler_and_executor(make):
     core, executor = make(2)
     core.add_request(request("a"))

@@ -85,6 +85,12 @@ def test_a_worker_without_logits_processors_is_rejected(make):
         make(FakeLogitsProcessor, worker_cls=FakeWorker)
 
 
+def test_classes_of_the_same_name_in_different_modules_can_be_used_together(make):
+    other = type("FakeLogitsProcessor", (FakeLogitsProcessor,), {"__module__": "another_module"})
+    llm = make(FakeLogitsProcessor, other)
+    assert len(llm.llm_engine.client.core._rules.params_checks) == 2
+
+
 def test_a_duplicate_logits_processor_is_rejected(make):
     with pytest.raises(ConfigError, match="logits_processors contains 'FakeLogitsProcessor' twice"):
         make(FakeLogitsProcessor, FakeLogitsProcessor)

@@ -7,7 +7,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.start import start_engine
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import ConfigError, PluginError, RequestError
 from dovetail.interfaces import AdmissionGate
 from dovetail.request import EncoderInput
 from dovetail.scheduling import Scheduler
@@ -210,6 +210,24 @@ def test_an_admission_gate_of_a_plugin_holds_only_its_own_requests(tmp_path, ahe
     assert [name for name, _, _ in ended] == ["bad", "plain", "slow", "late"]
     assert ended[0][1:] == ("error", []) and ended[3][1:] == ("error", [])
     assert ended[1][1:] == ended[2][1:] == ("length", tokens)
+
+
+class CountingGate(SlowGate):
+    num_shutdowns = 0
+
+    def shutdown(self):
+        type(self).num_shutdowns += 1
+
+
+class BrokenGate(SlowGate):
+    def __init__(self, context):
+        raise OSError("no connection")
+
+
+def test_a_gate_that_cannot_be_created_shuts_down_the_gates_before_it(tmp_path):
+    with pytest.raises(PluginError, match="no connection"):
+        start(tmp_path, admission_gates=[CountingGate, BrokenGate])
+    assert CountingGate.num_shutdowns == 1
 
 
 def test_admission_gates_need_a_scheduler_that_supports_them(tmp_path):

@@ -142,8 +142,10 @@ def test_the_step_trace_can_be_read_through_every_client(client_of, traffic, kin
 def test_the_types_of_operation_arguments_and_results_are_checked():
     pause = OPERATIONS["pause"]
     assert pause.decode_arguments(pause.encode_arguments((PauseScope.NEW,))) == (PauseScope.NEW,)
-    with pytest.raises(MessageError):
+    with pytest.raises(UserError, match="pause: scope='sideways' cannot be sent to the engine"):
         pause.encode_arguments(("sideways",))
+    with pytest.raises(UserError, match=r"sleep: level=10+ cannot be sent to the engine"):
+        OPERATIONS["sleep"].encode_arguments((10**30,))
     with pytest.raises(TypeError):
         pause.bind()
     rejected = OPERATIONS["add_requests"]
@@ -157,7 +159,7 @@ def test_the_types_of_operation_arguments_and_results_are_checked():
 
 @pytest.mark.costly
 def test_arbitrary_functions_cannot_be_called_by_name_in_an_engine_process(client_of):
-    with pytest.raises(MessageError):
+    with pytest.raises(UserError, match="operation='shutil:rmtree' cannot be sent"):
         client_of("sync").call_workers("shutil:rmtree", ("/nowhere",))
 
 

@@ -190,9 +190,12 @@ def test_workers_execute_methods_called_by_name(make):
             engine.collective_rpc(lambda worker: 1)
     else:
         assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]
-    for name in ("shutdown", "execute_model", "_private", "__class__", "no name"):
+    own = ("shutdown", "execute_model", "sleep", "wake_up", "determine_available_memory")
+    for name in (*own, "_private", "__class__", "no name"):
         with pytest.raises(UserError, match="is internal to the engine"):
             engine.collective_rpc(name)
+    with pytest.raises(DovetailError, match="not today"):
+        engine.collective_rpc("raise_value_error")
 
 
 @pytest.mark.costly

@@ -31,8 +31,8 @@ def supervised(engine_config, traffic, monkeypatch, tmp_path_factory):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("t")))
     before, created = traffic.open_resources(), []
 
-    def make(kind="sync", *, rules=None, executor="auto", **worker_config):
-        config = engine_config(**worker_config)
+    def make(kind="sync", *, rules=None, executor="auto", options=None, **worker_config):
+        config = engine_config(options=options or {}, **worker_config)
         parallel = config.parallel.model_copy(update={"executor_backend": executor})
         config = config.model_copy(update={"parallel": parallel})
         created.append(make_client(config, kind, rules=rules or SupervisionRules()))
@@ -251,6 +251,20 @@ def test_a_pause_is_kept_across_a_restart(supervised, traffic, scope):
         and client.paused is None
         and serve_standard(client, traffic)
     )
+
+
+@pytest.mark.costly
+def test_an_engine_that_replaces_a_sleeping_engine_sleeps(supervised, parts, traffic):
+    options = {"worker_cls": parts.SleepModeWorker, "enable_sleep_mode": True}
+    client = supervised(rules=MANY, options=options)
+    client.sleep(2)
+    client.wake_up(("weights",))
+    os.kill(client.process_id, signal.SIGKILL)
+    await_state(client, EngineState.RESTARTING, WAIT_S)
+    assert client.wait_until_ready(WAIT_S) and client.paused is PauseScope.ALL
+    assert client.call_workers("calls_so_far") == [["sleep 2", "wake up weights"]]
+    client.wake_up(("kv_cache",))
+    assert client.paused is None and serve_standard(client, traffic)
 
 
 @pytest.mark.costly

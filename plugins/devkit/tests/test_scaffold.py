@@ -74,6 +74,13 @@ def test_invalid_names_and_names_in_use_are_rejected(name, message):
         name_plugin("policy", name)
 
 
+@pytest.mark.parametrize("name", ["Attention", "RMSNorm", "attention"])
+def test_a_name_of_an_imported_class_is_rejected_for_a_model(tmp_path, name):
+    with pytest.raises(PluginError, match="which the module of the plugin imports"):
+        write_package("model", name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_plugins_of_different_kinds_may_have_the_same_name():
     with pytest.raises(PluginError, match="dovetail-core"):
         name_plugin("executor", "uniproc")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
@@ -12,7 +13,13 @@ from dovetail.config.compile_level import resolve_compile_level
 from dovetail.config.draft import Draft
 from dovetail.config.quantized_checkpoints import choose_quantization_plugins
 from dovetail.config.tensor_parallel import check_tensor_parallel
-from dovetail.errors import ConfigError, ContractError, ModelError, nearest
+from dovetail.errors import (
+    ConfigError,
+    ContractError,
+    ModelError,
+    PluginNotFoundError,
+    nearest,
+)
 from dovetail.interfaces.config_fields import AUTO, MODEL_DTYPES, ConfigNode
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.kv_cache import SCALE_BYTES
@@ -22,6 +29,7 @@ from dovetail.plugin_kinds import NO_PLUGIN
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.platform_results import check_problems, provided_capabilities
+from dovetail.plugins.selection import Criteria, select
 from dovetail.value_checks import shorten
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -91,25 +99,30 @@ def resolve(
     _check_with_platform(draft.finish(), platform)
     if plugins is not None:
         choose_quantization_plugins(draft, plugins, platform)
-        _choose_grammar_backend(draft, plugins)
+        _choose_grammar_backend(draft, plugins, platform)
     return draft.finish()
 
 
-def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
-    """Select the best installed grammar plugin, unless the user named one.
+def selects_grammar_backend(requested: RequestedConfig) -> bool:
+    """Return whether the grammar plugin is selected automatically.
 
-    Selects none without a tokenizer, because a grammar needs its vocabulary, or with a decision
+    None is selected without a tokenizer, because a grammar needs its vocabulary, or with a decision
     log, which cannot record an admission gate.
     """
-    requested = draft.requested
-    if requested.extensions.grammar_backend == NO_PLUGIN:
+    if requested.extensions.grammar_backend is not None or requested.model.skip_tokenizer_init:
+        return False
+    return requested.observability.decision_log is None
+
+
+def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
+    """Select the first usable grammar plugin, unless the user named one. None is required."""
+    if draft.requested.extensions.grammar_backend == NO_PLUGIN:
         draft.put(GRAMMAR_FIELD, None, f'grammar_backend is "{NO_PLUGIN}"')
-    if requested.extensions.grammar_backend is not None:
+    if not selects_grammar_backend(draft.requested):
         return
-    if requested.model.skip_tokenizer_init or requested.observability.decision_log is not None:
-        return
-    for plugin in plugins.automatic("grammar")[:1]:
-        draft.put(GRAMMAR_FIELD, plugin.name, "the installed grammar plugin")
+    with suppress(PluginNotFoundError):
+        verdict = select(plugins, "grammar", Criteria(references=(AUTO,), platform=platform))
+        draft.put(GRAMMAR_FIELD, verdict.reference, "the installed grammar plugin")
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:

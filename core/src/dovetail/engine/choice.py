@@ -121,7 +121,7 @@ def _explain(kind: str, requested: RequestedConfig, assume: str, *, has_model: b
                 f"assume={assume!r} already names the platform; omit it, or explain another kind."
             )
         return _explain_platform(requested)
-    from dovetail.config.resolve import resolve
+    from dovetail.config.resolve import resolve, selects_grammar_backend
 
     registry = make_registry(requested)
     platform = (
@@ -146,6 +146,10 @@ def _explain(kind: str, requested: RequestedConfig, assume: str, *, has_model: b
         return _explain_attention(registry, config, platform, criteria)
     if kind in _BY_TEMPLATE and not criteria.references:
         criteria = _criteria_of_parser(criteria, kind, config, registry, has_model=has_model)
+    if kind == "grammar" and selects_grammar_backend(requested):
+        # An engine without a grammar plugin starts, so it is not an error that none qualifies.
+        explanation = explain(registry, kind, replace(criteria, references=(AUTO,)))
+        return replace(explanation, error="") if not explanation.chosen else explanation
     return explain(registry, kind, criteria)
 
 

@@ -16,12 +16,17 @@ from typing import Any
 from dovetail.clock import Clock, MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.input.params_checks import RequestRules
-from dovetail.engine.input.request_checks import SLEEP_TAGS, CoreRequestChecker, read_sleep_tags
+from dovetail.engine.input.request_checks import (
+    SLEEP_TAGS,
+    CoreRequestChecker,
+    check_sleep_level,
+    read_sleep_tags,
+)
 from dovetail.engine.step_trace.recorder import StepRecorder
 from dovetail.engine.step_trace.records import MAX_STEPS, StepTrace
 from dovetail.engine.structured_output import StructuredOutput, check_structured_output
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, StalledError, UserError
-from dovetail.executors.operation import check_callable_from_outside
+from dovetail.executors.operation import call_from_outside
 from dovetail.faults import fault
 from dovetail.interfaces import (
     EngineCoreOutputs,
@@ -35,7 +40,6 @@ from dovetail.plan import SchedulerOutput
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
-from dovetail.value_checks import shorten
 
 MAX_DRAIN_NS = 1_000_000_000
 """How long a reset of the prefix cache waits for the KV connector to store blocks."""
@@ -75,9 +79,9 @@ class EngineCore:
         self._unsampled: SchedulerOutput | None = None
         self._clock = clock or MonotonicClock()
         self._idle = IdleWait(self._clock)
-        self._dead = self._stats_due = self._asleep = self._is_shut_down = False
+        self._dead = self._stats_due = self._is_shut_down = False
         self._last_stats: SchedulerStats | None = None
-        self._awake_tags: set[str] = set()
+        self.asleep: tuple[int, tuple[str, ...]] | None = None  # level, tags allocated again
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request from any front end, and add it.
@@ -163,7 +167,7 @@ class EngineCore:
     def resume(self) -> None:
         """Continue after a pause, if there is one. Raises UserError while the workers sleep."""
         self._check_alive()
-        if self._asleep:
+        if self.asleep is not None:
             raise UserError("The engine is asleep; call wake_up instead of resume.")
         self._idle.end()
         self.scheduler.resume()
@@ -236,6 +240,7 @@ class EngineCore:
                 self.step()
             else:
                 break
+            self._stats_due = True  # the outputs of these steps, with their statistics, are dropped
         return self.scheduler.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
@@ -245,10 +250,9 @@ class EngineCore:
         requests are unfinished. If a worker fails, raises its error; then call `wake_up`.
         """
         self._check_alive()
-        if self._asleep:
+        if self.asleep is not None:
             raise UserError("The engine is already asleep; call wake_up first.")
-        if type(level) is not int or level not in (1, 2):
-            raise UserError(f"level={shorten(level)} must be 1 or 2.")
+        check_sleep_level(level)
         if "sleep" not in self._rules.worker_provides:
             raise UserError('The worker does not provide "sleep"; choose another worker_cls.')
         if not self._rules.sleep_enabled:
@@ -256,7 +260,7 @@ class EngineCore:
         if not self.reset_prefix_cache():
             raise UserError("Some requests are unfinished; wait for them or abort them first.")
         self.pause(PauseScope.ALL)
-        self._asleep = True
+        self.asleep = level, ()
         self.executor.collective_rpc("sleep", args=(level,))
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
@@ -266,13 +270,14 @@ class EngineCore:
         worker gets too little memory; the engine then stays asleep, and the call can be repeated.
         """
         self._check_alive()
-        if not self._asleep:
+        if self.asleep is None:
             raise UserError("The engine is not asleep.")
         tags = read_sleep_tags(tags)
         self.executor.collective_rpc("wake_up", args=(tags,))
-        self._awake_tags |= set(tags) or SLEEP_TAGS
-        if self._awake_tags == SLEEP_TAGS:
-            self._asleep, self._awake_tags = False, set()
+        level, awake = self.asleep
+        awake = tuple(sorted({*awake, *(tags or SLEEP_TAGS)}))
+        self.asleep = (level, awake) if len(awake) < len(SLEEP_TAGS) else None
+        if self.asleep is None:
             self.resume()
 
     def call_workers(
@@ -285,15 +290,7 @@ class EngineCore:
 
         Raises UserError if the method cannot be called, DovetailError if the call fails.
         """
-        if isinstance(operation, str):
-            check_callable_from_outside(operation)
-        elif not callable(operation):
-            raise UserError(
-                f"operation={shorten(operation)} must be the name of a worker's method, or a "
-                "callable whose first argument is the worker."
-            )
-        results: list[Any] = self.executor.collective_rpc(operation, args=args, kwargs=kwargs)
-        return results
+        return call_from_outside(self.executor, operation, args, kwargs)
 
     def get_stats(self) -> SchedulerStats | None:
         """Return the scheduler's statistics of the latest step, None before the first."""

@@ -6,6 +6,7 @@ The worker creates the worker side itself. This module does not depend on a spec
 from __future__ import annotations
 
 import inspect
+from contextlib import ExitStack
 
 from dovetail.config import EngineConfig
 from dovetail.errors import ConfigError, ContractError
@@ -43,11 +44,12 @@ def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: ty
 
 
 def make_scheduler_side(
-    config: EngineConfig, plugins: PluginRegistry, kv_cache: KVCacheConfig
+    config: EngineConfig, plugins: PluginRegistry, kv_cache: KVCacheConfig, undo: ExitStack
 ) -> KVSchedulerSide | None:
     """Return the scheduler side of the connector that `config` names, or None without a connector.
 
-    Raises PluginError if it cannot be loaded or created.
+    undo: gets the `shutdown` of the created side. Raises PluginError if it cannot be loaded or
+    created.
     """
     reference = config.extensions.kv_connector
     if reference is None:
@@ -56,6 +58,7 @@ def make_scheduler_side(
     options = plugins.options_of("kv_connector", cls)
     context = KVConnectorContext(config=config.worker_config(), kv_cache=kv_cache, options=options)
     side: KVSchedulerSide = construct("kv_connector", cls.create_scheduler_side, context)
+    undo.callback(side.shutdown)
     num_ranks = config.parallel.tensor_parallel_size
     if num_ranks == 1:
         return side

@@ -17,7 +17,7 @@ from dovetail.engine.input.input_processor import user_request_id
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.construction import Options, make_instance, plugin_name
+from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.hooks import HookPlugins, Subscriber, failure
 from dovetail.request import FinishReason
 
@@ -138,11 +138,11 @@ def _make_stat_loggers(
 
     created: dict[str, StatLogger] = {}
     for reference in config.extensions.stat_loggers:
-        name = plugin_name(plugins, "stat_logger", reference)
-        if name in created:
-            raise ConfigError(f"stat_loggers contains {name!r} twice; list it once.")
-        created[name] = make_instance(plugins, "stat_logger", reference, context)
-        undo.callback(_close, created[name])
+        plugin = plugins.resolve("stat_logger", reference)
+        if plugin.target in created:
+            raise ConfigError(f"stat_loggers contains {plugin.name!r} twice; list it once.")
+        created[plugin.target] = make_instance(plugins, "stat_logger", reference, context)
+        undo.callback(_close, created[plugin.target])
     return tuple(created.values())
 
 

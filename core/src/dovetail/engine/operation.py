@@ -123,7 +123,8 @@ class Operation(Generic[P, R]):
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
         """Encode the arguments.
 
-        Raises UserError for a callable, MessageError for values that are not plain data.
+        Raises UserError, which names the argument, for a callable and for values that are not plain
+        data or have a wrong type.
         """
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):
@@ -131,11 +132,24 @@ class Operation(Generic[P, R]):
                     f"{shorten(value)} cannot be sent to the engine's process. Pass the name of a "
                     "worker's method (worker_extension_cls adds methods), or omit engine_process."
                 )
-        content = encode(arguments)
-        self.decode_arguments(
-            content
-        )  # raises the error in the caller, before the engine gets the message
+        try:
+            content = encode(arguments)
+            self.decode_arguments(content)  # so that the error is raised in the caller
+        except MessageError as error:
+            raise self._argument_error(arguments, error) from None
         return content
+
+    def _argument_error(self, arguments: tuple[Any, ...], error: MessageError) -> UserError:
+        """Return an error that names the first argument that cannot be sent. error: its cause."""
+        for name, value, hint in zip(self._names, arguments, self._hints, strict=True):
+            kind: Any = tuple[(_wire_type(hint),)]  # type: ignore[misc]
+            try:
+                decode(encode((value,)), kind)
+            except MessageError as cause:
+                return UserError(
+                    f"{self.name}: {name}={shorten(value)} cannot be sent to the engine: {cause}",
+                )
+        return UserError(f"{self.name}: the arguments cannot be sent to the engine: {error}")
 
     def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:
         """Decode the arguments and check their types. Raise MessageError for invalid bytes."""

@@ -5,6 +5,7 @@ This module does not depend on a specific scheduler or worker.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -43,10 +44,12 @@ def make_gates(
     scheduler_cls: type[Any],
     clock: Clock,
     structured_output: AdmissionGate | None,
+    undo: ExitStack,
 ) -> tuple[AdmissionGate, ...]:
     """Return the admission gates that the user named, and the gate for grammars.
 
-    Raises ConfigError for a scheduler without gates, PluginError if a gate cannot be created.
+    undo: gets the `shutdown` of each created gate. Raises ConfigError for a scheduler without
+    gates, PluginError if a gate cannot be created.
     """
     references = config.extensions.admission_gates
     if references:
@@ -55,7 +58,10 @@ def make_gates(
     def context(options: Options) -> AdmissionContext:
         return AdmissionContext(clock=clock, options=options)
 
-    gates = [make_instance(plugins, "admission", reference, context) for reference in references]
+    gates = []
+    for reference in references:
+        gates.append(make_instance(plugins, "admission", reference, context))
+        undo.callback(gates[-1].shutdown)
     return (*gates, structured_output) if structured_output is not None else tuple(gates)
 
 

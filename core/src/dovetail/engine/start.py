@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,6 +102,7 @@ def start_engine(
             check_plugin_choices(requested, plugins)
         plugins.warn_of_installations()
         started = _start_parts(start, requested, plugins, clock)
+    _log_start(started)
     logger.info(describe_phases(start.records))
     return replace(started, phases=tuple(start.records))
 
@@ -130,23 +132,24 @@ def _start_parts(
     executor.initialize_cache(kv_cache)
     start.enter("scheduler")
     structured = _structured_output(start, config, plugins, scheduler_cls, info)
-    context = SchedulerContext(
-        limits=make_limits(config, max_model_len, info),
-        kv_cache=kv_cache,
-        clock=clock,
-        policy=policy_cls,
-        seed=config.model.seed,
-        options=plugins.options_of("scheduler", scheduler_cls),
-        policy_options=plugins.options_of("policy", policy_cls),
-        gates=make_gates(config, plugins, scheduler_cls, clock, structured),
-        kv_connector=make_scheduler_side(config, plugins, kv_cache),
-        kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
-        admission_timeout_s=config.scheduler.admission_timeout_s,
-    )
-    scheduler = _make_scheduler(scheduler_cls, context, config.observability.decision_log)
+    with ExitStack() as undo:
+        context = SchedulerContext(
+            limits=make_limits(config, max_model_len, info),
+            kv_cache=kv_cache,
+            clock=clock,
+            policy=policy_cls,
+            seed=config.model.seed,
+            options=plugins.options_of("scheduler", scheduler_cls),
+            policy_options=plugins.options_of("policy", policy_cls),
+            gates=make_gates(config, plugins, scheduler_cls, clock, structured, undo),
+            kv_connector=make_scheduler_side(config, plugins, kv_cache, undo),
+            kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
+            admission_timeout_s=config.scheduler.admission_timeout_s,
+        )
+        scheduler = _make_scheduler(scheduler_cls, context, config.observability.decision_log)
+        undo.pop_all()  # the scheduler's `shutdown` calls those of its parts
     start.undo(scheduler.shutdown)
     start.enter("core")
-    _log_start(config, platform, kv_cache, max_model_len)
     core = EngineCore(
         executor,
         scheduler,
@@ -337,17 +340,16 @@ def _model_len(
     return length
 
 
-def _log_start(
-    config: EngineConfig, platform: Platform, kv_cache: KVCacheConfig, max_model_len: int
-) -> None:
+def _log_start(started: StartedEngine) -> None:
+    config, kv_cache, platform = started.config, started.kv_cache, started.plugins.platform
     logger.info(
         "%s on %s: %s, %d KV blocks of %d tokens, max_model_len %d.",
         config.model.architecture,
-        platform.info.name,
+        "" if platform is None else platform.info.name,
         config.model.dtype,
         kv_cache.num_blocks - 1,
         kv_cache.block_size,
-        max_model_len,
+        started.max_model_len,
     )
     if len(kv_cache.groups) > 1:
         logger.info(

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dovetail.errors import ContractError, RequestError
-from dovetail.interfaces.executor import Handle
+from dovetail.errors import (
+    ContractError,
+    DovetailError,
+    RequestError,
+    UserError,
+    describe_failure,
+)
+from dovetail.interfaces.executor import Executor, Handle
 from dovetail.value_checks import shorten
 
 _ENGINES_OWN = frozenset(
     {
         "init_device",
         "load_model",
+        "determine_available_memory",
         "initialize_cache",
         "compile_or_warm_up_model",
         "execute_model",
         "sample_tokens",
+        "sleep",
+        "wake_up",
         "shutdown",
     }
 )
@@ -37,6 +46,32 @@ def check_callable_from_outside(name: str) -> None:
         raise RequestError(
             f"operation {shorten(name)} cannot be called: it is internal to the engine."
         )
+
+
+def call_from_outside(
+    executor: Executor,
+    operation: str | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Call a method of every worker for a user. Return the results in the order of the ranks.
+
+    Raises UserError if the method cannot be called, DovetailError if the call fails.
+    """
+    if isinstance(operation, str):
+        check_callable_from_outside(operation)
+    elif not callable(operation):
+        raise UserError(
+            f"operation={shorten(operation)} must be the name of a worker's method, or a "
+            "callable whose first argument is the worker."
+        )
+    try:
+        results: list[Any] = executor.collective_rpc(operation, args=args, kwargs=kwargs)
+    except DovetailError:
+        raise
+    except Exception as error:  # of a worker in this process
+        raise DovetailError(f"A worker failed: {describe_failure(error)}") from error
+    return results
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -163,13 +163,15 @@ class Failed(Message, frozen=True, tag="died"):
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The engine's loop is running.
 
-    This message is sent every second and when a pause begins or ends.
+    This message is sent every second and when a pause or a sleep begins or ends.
     num_steps, num_rejected: executed steps and rejected messages so far. paused: scope, or None.
+    asleep: level and tags of `EngineCore.asleep`, or None.
     """
 
     num_steps: int
     num_rejected: int
     paused: PauseScope | None = None
+    asleep: tuple[int, tuple[str, ...]] | None = None
 
 
 ToEngine = Hello | Call | Taken | Detach | Stop

@@ -51,6 +51,8 @@ def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, St
         for reference in references:
             extension = make_instance(plugins, kind, reference, make_context)
             name = f"the {kind.replace('_', ' ')} {plugin_name(plugins, kind, reference)!r}"
+            if name in created:  # a class of the same name in another module
+                name = f"the {kind.replace('_', ' ')} {plugins.resolve(kind, reference).target!r}"
             created[name] = (
                 ProcessorExtension(extension) if kind == "logits_processor" else extension
             )

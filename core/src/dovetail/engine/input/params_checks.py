@@ -17,7 +17,6 @@ from dovetail.interfaces import LogitsProcessor, ModelInfo, StepExtension
 from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
-from dovetail.plugins.construction import plugin_name
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
@@ -93,10 +92,13 @@ def _checks_of(
         )
     checks: dict[str, ParamsCheck] = {}
     for reference in references:
-        name = plugin_name(plugins, kind, reference)
-        if name in checks:
+        plugin = plugins.resolve(kind, reference)
+        name = plugin.name
+        if plugin.target in checks:
             raise ConfigError(f"{option} contains {name!r} twice; list it once.")
-        checks[name] = _guarded(f"{kind.replace('_', ' ')} {name!r}", plugins.load(kind, reference))
+        checks[plugin.target] = _guarded(
+            f"{kind.replace('_', ' ')} {name!r}", plugins.load(kind, reference)
+        )
     return checks.values()
 
 

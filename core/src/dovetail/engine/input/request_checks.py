@@ -280,6 +280,12 @@ def read_pause_scope(scope: object) -> PauseScope:
     raise UserError(f"scope={shorten(scope)} is not a valid pause scope; use 'all' or 'new'.")
 
 
+def check_sleep_level(level: object) -> None:
+    """Raise UserError unless `level` is 1 or 2."""
+    if type(level) is not int or level not in (1, 2):
+        raise UserError(f"level={shorten(level)} must be 1 or 2.")
+
+
 def read_sleep_tags(tags: object) -> tuple[str, ...]:
     """Return the tags for `wake_up`. Raise UserError for other types or unknown tags."""
     if not isinstance(tags, (list, tuple, set, frozenset)) or not all(

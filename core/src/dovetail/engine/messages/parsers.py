@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.plugin_choices import named_plugins
+from dovetail.errors import PluginError
 from dovetail.interfaces import (
     ReasoningMarkers,
     ReasoningParser,
@@ -206,7 +207,13 @@ def _by_template(
     """Return the name and class of the parser whose markers cover most of the template."""
     best: tuple[int, str, type[ToolParser | ReasoningParser]] | None = None
     for candidate in plugins.automatic(kind):
-        cls = plugins.load(kind, candidate.reference)
+        try:
+            cls = plugins.load(kind, candidate.reference)
+        except PluginError as error:
+            if plugins.policy.strict:
+                raise
+            plugins.put_aside(f"{kind} {candidate.reference}", error)
+            continue
         marks = cls.template_marks
         size = sum(map(len, marks))
         if marks and all(mark in template for mark in marks) and (best is None or size > best[0]):

@@ -179,7 +179,7 @@ class EngineServer:
         perform: Callable[[], Any],
     ) -> None:
         """Perform a call and send its result or error. Raise the error if the engine failed."""
-        before = self._core.paused
+        before = self._core.paused, self._core.asleep
         try:
             fault("engine.answer")
             content = pack(Answer(number, operation.encode_result(perform())))
@@ -187,7 +187,7 @@ class EngineServer:
             raise
         except Exception as error:
             content = pack(Answer(number, error=RemoteError.of(error)))
-        if self._core.paused != before:
+        if (self._core.paused, self._core.asleep) != before:
             for other in self._front_ends:
                 self._send_heartbeat(other)
         if number:
@@ -316,6 +316,7 @@ class EngineServer:
                     self._limit(front_end)
 
     def _send_heartbeat(self, front_end: FrontEndState) -> None:
-        beat = Heartbeat(self._num_steps, self._reader.num_rejected, self._core.paused)
+        core = self._core
+        beat = Heartbeat(self._num_steps, self._reader.num_rejected, core.paused, core.asleep)
         if not self._front_ends.send(front_end, pack(beat), counts=False):
             self._forget(front_end)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
 _JOIN_S = 30.0
 _PAUSE_S = 10.0
+_SLEEP_S = 120.0
+"""Limits of the responses to `pause`, and to `sleep` and `wake_up`, which copy weights."""
 """How long a new engine may take to restore the previous engine's pause."""
 
 
@@ -53,6 +55,7 @@ class Supervisor:
         """Start the first engine, in this thread. Raise the error if its startup fails."""
         self.num_restarts = 0
         self.paused: PauseScope | None = None
+        self._asleep: tuple[int, tuple[str, ...]] | None = None
         self._start = start
         self._work = work
         self._rules = rules
@@ -197,7 +200,7 @@ class Supervisor:
             if channel is not self._channel:
                 return
             self._channel = None
-            self.paused = channel.paused
+            self.paused, self._asleep = channel.paused, channel.link.heartbeat.asleep
             was_killed = channel is not self._killed and "SIGKILL" in _first_line(error)
             by_request = self._work.blames_request(was_killed=was_killed)
             delay_s = self._restarts.next_delay_s(is_by_request=by_request)
@@ -346,7 +349,7 @@ def _start_again(
             supervisor = reference()
             if supervisor is None:
                 return  # closing the channel ends the engine
-            _restore_pause(channel, supervisor.paused)
+            _restore_pause(channel, supervisor.paused, supervisor._asleep)
             supervisor._install(channel)
             return
         except Exception as error:
@@ -360,17 +363,30 @@ def _start_again(
         del supervisor, failure
 
 
-def _restore_pause(channel: ProcessChannel, scope: PauseScope | None) -> None:
-    """Pause a new engine before it gets requests. Raises EngineDeadError if it does not pause."""
-    if scope is None:
-        return
-    channel.send(Call(1, EnginePort.pause, (scope,)))
-    reply = channel.receive(_PAUSE_S)
-    if not isinstance(reply, Reply):
-        raise EngineDeadError(
-            "The previous engine was paused, but the new engine did not confirm the pause."
-        )
-    reply.result()
+def _restore_pause(
+    channel: ProcessChannel, scope: PauseScope | None, asleep: tuple[int, tuple[str, ...]] | None
+) -> None:
+    """Pause a new engine before it gets requests, or put it to sleep, as the previous engine was.
+
+    Raises EngineDeadError if it does not respond.
+    """
+    calls = []
+    if asleep is not None:
+        level, awake = asleep
+        calls.append(Call(1, EnginePort.sleep, (level,)))
+        if awake:
+            calls.append(Call(2, EnginePort.wake_up, (awake,)))
+    elif scope is not None:
+        calls.append(Call(1, EnginePort.pause, (scope,)))
+    for call in calls:
+        channel.send(call)
+        reply = channel.receive(_PAUSE_S if asleep is None else _SLEEP_S)
+        if not isinstance(reply, Reply):
+            raise EngineDeadError(
+                "The previous engine was paused or asleep, but the new engine did not respond to "
+                f"{call.operation.name}."
+            )
+        reply.result()
 
 
 def _process_of(channel: ProcessChannel) -> EngineProcess:

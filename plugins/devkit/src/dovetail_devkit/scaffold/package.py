@@ -6,9 +6,10 @@ of the package with placeholders such as `${name}` (`string.Template`).
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -51,9 +52,11 @@ def write_package(kind: str, name: str, out: Path) -> NewPackage:
             "directory with --out."
         )
     values = _values(kind, blueprint, named)
+    contents = list(_files(kind, blueprint, values))
+    _check_class_name(named.name, values["cls"], contents)
     written: list[str] = []
     try:
-        for path, text in _files(kind, blueprint, values):
+        for path, text in contents:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
             written.append(path)
@@ -79,6 +82,20 @@ def _files(kind: str, blueprint: Blueprint, values: Mapping[str, str]) -> Iterat
         yield f"{package}/{module}.py", _render(f"{kind}/{module}.py", values)
     test = blueprint.test or f"{kind}/test_conformance"
     yield "tests/test_conformance.py", _render(f"{test}.py", values)
+
+
+def _check_class_name(name: str, cls: str, contents: Sequence[tuple[str, str]]) -> None:
+    """Raise PluginError if a module uses the name of the plugin's class for something else."""
+    for path, text in contents:
+        if not (path.startswith("src/") and path.endswith(".py")):
+            continue
+        imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
+        names = {alias.asname or alias.name for node in imports for alias in node.names}
+        if cls in names:
+            raise PluginError(
+                f"The plugin name {name!r} gives the class name {cls!r}, which the module of the "
+                "plugin imports from the engine. Choose another name."
+            )
 
 
 def _render(template: str, values: Mapping[str, str]) -> str:
