@@ -166,6 +166,8 @@ def test_an_incomplete_or_invalid_stream_is_reported(fake, capsys, lines, expect
         ("ftp://host", "is not the address of a server"),
         ("http://", "is not the address of a server"),
         ("http://host:99999999", "is not the address of a server"),
+        ("http://a..b", "is not the address of a server"),
+        (f"http://{'x' * 64}", "is not the address of a server"),
         ("http://user:password@host", "is not the address of a server"),
     ],
 )

@@ -48,6 +48,9 @@ def test_stop_strings_end_the_output(spell, capsys) -> None:
     assert capsys.readouterr().out == "abc\n"
 
 
+DEEP = '{"a":' * 20_000
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -126,6 +129,8 @@ def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_processed(spell
         (["--temperature", "-1", "x"], "temperature=-1"),
         (["--hf-overrides", "{", "x"], "--hf-overrides"),
         (["--hf-overrides", "[1]", "x"], "not a JSON object"),
+        (["--hf-overrides", DEEP, "x"], "nested more than 64 levels deep"),
+        (["--plugin-options", '{"a":' * 65 + "1" + "}" * 65, "x"], "nested more than 64 levels"),
         (["--trust-remote-code", "x"], "is not supported"),
         (["--scheduler-cls", "fcfz", "x"], "'fcfs'"),
         (["--scheduler-cls", "./mine.py:Mine", "x"], "names a file"),

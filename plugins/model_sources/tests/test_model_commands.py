@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -167,3 +168,20 @@ def test_architectures_are_listed_with_their_implementation_and_tasks_and_format
 def test_options_about_files_cannot_be_combined_with_architectures(option, capsys):
     assert main(["models", "--architectures", *option]) == 2
     assert "--architectures cannot be combined" in capsys.readouterr().err
+
+
+def test_a_cache_whose_path_is_not_utf_8_is_usable(
+    hub, in_process, cache, tmp_path, monkeypatch, capsysbinary
+):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    monkeypatch.setenv("HF_HUB_CACHE", os.fsdecode(folder))
+    hub.files = {"config.json": b"{}", "model.safetensors": GGUF}
+    assert main(["pull", "acme/tiny"]) == 0
+    path = capsysbinary.readouterr().out.rstrip(b"\n")
+    assert path.startswith(folder)
+    assert os.path.isdir(path)
+    assert main(["models", "--json"]) == 0
+    models = json.loads(capsysbinary.readouterr().out)
+    assert os.fsdecode(path) in [model["path"] for model in models]
+    assert main(["models"]) == 0
+    assert b"acme/tiny" in capsysbinary.readouterr().out

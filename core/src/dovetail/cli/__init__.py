@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 __all__ = ["main"]
 
@@ -18,8 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Handled here, because importing the parser takes longer.
         from dovetail.cli.frame.version import version_text
 
-        print(version_text())
-        return 0
+        with suppress(OSError):  # reported below
+            print(version_text(), flush=True)
+            return 0
     from dovetail.cli import app
 
     return app.main(tokens)

@@ -9,6 +9,7 @@ Exit codes: 0 success; 2 user error; 130 interrupted; commands may define others
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback as tracebacks
@@ -75,6 +76,8 @@ GROUPS = {
 HOOKS_VARIABLE = "DOVETAIL_HOOKS"
 """The environment variable with the hooks plugins that may add commands, separated by commas."""
 
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of a write to standard output. The error of an opened file has a file name."""
 _FRAME_OPTIONS = ("--help", "--traceback", "--version")
 _MAX_LINES = 3
 _MAX_LINE_CHARS = 2000
@@ -117,7 +120,23 @@ def load_app(tokens: Sequence[str], config: ConfigFile) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit code. arguments: None for `sys.argv`."""
-    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    from dovetail.cli.terminal import discard_stdout, prepare_streams
+
+    try:
+        prepare_streams()
+        return _main(sys.argv[1:] if arguments is None else list(arguments))
+    except BrokenPipeError:
+        discard_stdout()  # the reader has closed the pipe (`| head`)
+        return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
+            raise
+        discard_stdout()
+        _complain(f"The output cannot be written: {error.strerror}.")
+        return 2
+
+
+def _main(tokens: list[str]) -> int:
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     show_all = FLAG in options
     tokens = ["--help" if token == FLAG else token for token in options] + tokens[len(options) :]
@@ -212,10 +231,6 @@ def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`). Python would report the error again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:

@@ -62,8 +62,12 @@ def print_line(text: str, *, style: str = "") -> None:
 
 
 def print_json(value: object) -> None:
-    """Print nested dataclasses as JSON. Sets are sorted, and classes are written as names."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    """Print nested dataclasses as JSON. Sets are sorted, and classes are written as names.
+
+    Lone surrogates, which represent the bytes of a path that is not UTF-8, are escaped.
+    """
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False)
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def _cell(text: str, heading: str) -> Text:

@@ -125,6 +125,6 @@ def _setting(word: str) -> tuple[str, Any]:
     for spelling in (text, f'"{text}"'):
         try:
             return name, json.loads(spelling)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return name, text

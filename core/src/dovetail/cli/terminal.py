@@ -47,8 +47,26 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def prepare_streams() -> None:
+    """Make the standard streams usable by all commands.
+
+    Standard output replaces characters that it cannot encode, such as those of a path that is not
+    UTF-8. A stream that the caller has closed (`>&-`) is empty, or discards its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def discard_stdout() -> None:
+    """Discard the output that could not be written, which Python would write again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def replace_unencodable() -> None:
-    """Make the standard streams replace characters that cannot be encoded."""
+    """Make the standard streams replace characters that cannot be encoded or decoded."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -122,7 +122,7 @@ def _read_options(config: pytest.Config) -> dict[str, Any]:
     text: str = config.getoption("dovetail_plugin_options")
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise pytest.UsageError(
             f"--dovetail-plugin-options {text!r} is not valid JSON: {error}"
         ) from None

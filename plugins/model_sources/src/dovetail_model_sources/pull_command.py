@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -32,5 +34,6 @@ def pull(
             f"{shorten(reference)} is not the name of a model source.{nearest(reference, names)}\n"
             f"Installed sources: {', '.join(names)}."
         )
-    print(path)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # also a path that is not UTF-8
     return 0

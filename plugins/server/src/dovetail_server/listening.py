@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
+from dovetail.value_checks import shorten
 from dovetail_server.settings import KIB, ServerSettings
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"--host {host} cannot be used: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # a name that is not valid raises UnicodeError
+        reason = error.strerror if isinstance(error, OSError) else "it is not a valid host name"
+        raise ConfigError(f"--host {shorten(host)} cannot be used: {reason}.") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -85,8 +87,9 @@ def _check_readable(option: str, file: str) -> None:
     try:
         with open(file, "rb"):
             return
-    except OSError as error:
-        raise ConfigError(f"{option} {file} cannot be read: {error.strerror}.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{option} {file} cannot be read: {reason}.") from None
 
 
 def _reject_password() -> str:

@@ -69,6 +69,7 @@ def read_server(url: str, api_key_file: Path | None) -> Server:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
+        (parts.hostname or "").encode("idna")  # raises UnicodeError, as `connect` would
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:

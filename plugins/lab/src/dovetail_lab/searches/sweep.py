@@ -154,5 +154,5 @@ def _ranked(results: Results, metric: str, candidates: Sequence[PolicySpec]) -> 
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
