@@ -1,5 +1,6 @@
 """Tests of `dovetail pull` and `dovetail models`."""
 
+import hashlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.cli.terminal import show_downloads
 from dovetail.config.model_sources import downloads
+from dovetail_model_sources.sources import SmolLM2Source
 
 GGUF = b"GGUF" + bytes(range(256)) * 64
 TINY = "pypi:tiny-model==1.0"
@@ -62,6 +64,55 @@ def test_the_verify_command_finds_a_changed_file(tiny, capsys):
     tiny.write_bytes(GGUF[:-1] + b"?")
     code, models = listed(capsys, "--verify")
     assert (code, models[TINY]["checked"]) == (1, "changed: one.gguf")
+
+
+@pytest.fixture
+def cached(cache):
+    """Write a model into the cache as a download does, and return its file."""
+    folder = cache / "pypi/tiny-model==1.0"
+    path = folder / "model/one.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(GGUF)
+    record = {
+        "main": "one.gguf",
+        "wheel_sha256": "0" * 64,
+        "license": "MIT",
+        "files": {"one.gguf": {"bytes": len(GGUF), "sha256": hashlib.sha256(GGUF).hexdigest()}},
+    }
+    (folder / "source.json").write_text(json.dumps(record))
+    return path
+
+
+@pytest.mark.parametrize("options", [(), ("--verify",)])
+def test_a_truncated_model_is_listed_as_changed_and_can_be_removed(options, cached, cache, capsys):
+    assert listed(capsys, "--verify")[1][TINY]["checked"] == "ok"
+    cached.write_bytes(GGUF[:-1000])
+    code, models = listed(capsys, *options)
+    assert (code, models[TINY]["checked"]) == (1, "changed: one.gguf")
+    assert models[TINY]["path"] == str(cached)
+    assert main(["models", *options]) == 1
+    assert "changed: one.gguf" in capsys.readouterr().out
+    assert main(["models", "--remove", TINY]) == 0
+    assert list((cache / "pypi").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"files": {}}', None])
+def test_a_model_with_a_damaged_record_is_listed_and_can_be_removed(damage, cached, cache, capsys):
+    record = cached.parents[1] / "source.json"
+    record.unlink() if damage is None else record.write_text(damage)
+    code, models = listed(capsys, "--verify")
+    assert (code, models[TINY]["checked"]) == (1, "changed: source.json")
+    assert main(["models", "--remove", TINY]) == 0
+    assert list((cache / "pypi").iterdir()) == []
+
+
+def test_a_model_without_its_file_can_be_removed_by_its_short_name(cached, cache, capsys):
+    folder = cached.parents[1].rename(cache / f"pypi/{SmolLM2Source.reference.requirement}")
+    (folder / "model/one.gguf").unlink()
+    (cache / "pypi/notes==old stuff").mkdir()
+    assert listed(capsys, "--verify")[1]["smollm2"]["checked"] == "changed: one.gguf"
+    assert main(["models", "--remove", "smollm2"]) == 0
+    assert [path.name for path in (cache / "pypi").iterdir()] == ["notes==old stuff"]
 
 
 @pytest.mark.costly

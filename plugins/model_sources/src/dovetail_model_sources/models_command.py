@@ -16,7 +16,8 @@ from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 from dovetail_model_sources import hub_cache
 from dovetail_model_sources.architectures import print_architectures
-from dovetail_model_sources.store import Entry, Store, find_changes
+from dovetail_model_sources.sources import SmolLM2Source
+from dovetail_model_sources.store import Entry, Store, find_changes, find_wrong_sizes
 
 _VERIFY_HELP = "Compare the files of downloaded models with their recorded checksums."
 _JSON_HELP = "Print JSON instead of a table."
@@ -30,7 +31,10 @@ _NO_CHECKSUM = "no checksum"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model on this machine. checked: the result of `--verify`, or "" without this option."""
+    """A model on this machine.
+
+    checked: the result of `--verify`; without this option "", or the files with a wrong size.
+    """
 
     name: str
     num_bytes: int
@@ -56,12 +60,15 @@ def models(
     store = Store(model_cache_dir())
     downloaded = {entry.path: entry for entry in store.entries()}
     listed = list(_listed(downloaded, verify=verify))
+    for entry in store.damaged_entries():
+        downloaded[entry.path] = entry
+        listed.append(_damaged(entry, verify=verify))
     if remove:
         return _remove(store, downloaded, listed, remove)
     if json:
         print_json(listed)
     else:
-        _print(listed, verify=verify)
+        _print(listed, verify=verify or any(model.checked for model in listed))
     return int(any(model.checked not in ("", "ok", _NO_CHECKSUM) for model in listed))
 
 
@@ -84,6 +91,24 @@ def _listed(downloaded: dict[Path, Entry], *, verify: bool) -> Iterable[Model]:
         )
 
 
+def _damaged(entry: Entry, *, verify: bool) -> Model:
+    """Return a downloaded model that no source finds, because it is damaged."""
+    is_pinned = entry.folder.name == SmolLM2Source.reference.requirement
+    changed = find_changes(entry) if verify else find_wrong_sizes(entry)
+    return Model(
+        name=SmolLM2Source.name if is_pinned else f"pypi:{entry.folder.name}",
+        num_bytes=entry.num_bytes,
+        format=Path(entry.main).suffix[1:].lower() if entry.main else "safetensors",
+        license=entry.license or "unknown",
+        path=entry.path,
+        checked=_changed(changed),
+    )
+
+
+def _changed(names: Sequence[str]) -> str:
+    return f"changed: {', '.join(names)}" if names else "ok"
+
+
 def _check(path: Path, entry: Entry | None) -> str:
     if entry is not None:
         changed = find_changes(entry)
@@ -91,7 +116,7 @@ def _check(path: Path, entry: Entry | None) -> str:
         changed = hub_cache.find_changes(path)
     else:
         return _NO_CHECKSUM
-    return f"changed: {', '.join(changed)}" if changed else "ok"
+    return _changed(changed)
 
 
 def _print(models: Sequence[Model], *, verify: bool) -> None:

@@ -45,7 +45,7 @@ class Entry:
     folder: the directory of this model in the cache.
     main: the name of the file to load as the model, or "" to load the directory.
     wheel_sha256: the checksum of the wheel.
-    files: size and SHA-256 by name, relative to the model.
+    files: size and SHA-256 by name, relative to the model; empty if the record is damaged.
     """
 
     folder: Path
@@ -109,12 +109,20 @@ class Store:
 
     def entries(self) -> Sequence[Entry]:
         """Return every complete model, sorted."""
-        try:
-            folders = sorted(path for path in self._folder.iterdir() if "==" in path.name)
-        except OSError:
-            return ()
-        entries = (_read_entry(path) for path in folders if not path.name.startswith("."))
+        entries = (_read_entry(folder) for folder in self._folders())
         return [entry for entry in entries if entry is not None]
+
+    def damaged_entries(self) -> Sequence[Entry]:
+        """Return every model with a damaged record or a file of a wrong size, sorted."""
+        entries = (_read_record(folder) or _unreadable(folder) for folder in self._folders())
+        return [entry for entry in entries if find_wrong_sizes(entry)]
+
+    def _folders(self) -> list[Path]:
+        try:
+            paths = sorted(path for path in self._folder.iterdir() if path.is_dir())
+        except OSError:
+            return []
+        return [path for path in paths if _is_requirement(path.name)]
 
     def remove(self, entry: Entry) -> None:
         """Delete a model. Processes that use it keep their open files."""
@@ -262,7 +270,12 @@ def hash_file(path: Path) -> str:
 
 
 def find_changes(entry: Entry) -> list[str]:
-    """Return the names of the files whose checksum differs from the record."""
+    """Return the names of the files whose checksum differs from the record.
+
+    If the record is damaged, only its name is returned.
+    """
+    if not entry.files:
+        return [RECORD]
     changed = []
     for name, (_, expected) in sorted(entry.files.items()):
         try:
@@ -272,6 +285,19 @@ def find_changes(entry: Entry) -> list[str]:
         if not same:
             changed.append(name)
     return changed
+
+
+def find_wrong_sizes(entry: Entry) -> list[str]:
+    """Return the names of the files whose size differs from the record.
+
+    If the record is damaged, only its name is returned.
+    """
+    if not entry.files:
+        return [RECORD]
+    folder = entry.folder / MODEL
+    return [
+        name for name, (size, _) in sorted(entry.files.items()) if _size_of(folder / name) != size
+    ]
 
 
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -285,6 +311,12 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 def _read_entry(folder: Path) -> Entry | None:
     """Return the model in `folder`, or None if the record or a file is missing or damaged."""
+    entry = _read_record(folder)
+    return None if entry is None or find_wrong_sizes(entry) else entry
+
+
+def _read_record(folder: Path) -> Entry | None:
+    """Return the model that the record states, or None if the record is missing or damaged."""
     try:
         parse_reference(folder.name)
         record = read_json_object(folder / RECORD, max_bytes=_MAX_RECORD_BYTES)
@@ -301,9 +333,19 @@ def _read_entry(folder: Path) -> Entry | None:
         )
     except (ModelError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    sizes = {name: _size_of(folder / MODEL / name) for name in files}
-    same = all(sizes[name] == size for name, (size, _) in files.items())
-    return entry if same and files and entry.main in ("", *files) else None
+    return entry if files and entry.main in ("", *files) else None
+
+
+def _unreadable(folder: Path) -> Entry:
+    return Entry(folder=folder, main="", wheel_sha256="", license="", files={})
+
+
+def _is_requirement(name: str) -> bool:
+    """Return whether a directory has the name of a model, NAME==VERSION."""
+    try:
+        return parse_reference(name).requirement == name
+    except ModelError:
+        return False
 
 
 def _plain_name(name: str) -> str:
