@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,7 @@ _COMMIT = re.compile(r"[\w-]{1,64}", re.ASCII)
 _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256_DIGITS = 64
 _CHUNK_BYTES = 1 << 20
+_PROGRESS_BYTES = 64 << 20
 
 
 def hub_cache_dir() -> Path:
@@ -178,20 +179,26 @@ def is_checksum(etag: str) -> bool:
     return _CHECKSUM.fullmatch(etag) is not None
 
 
-def has_checksum(path: Path, stated: str) -> bool:
+def has_checksum(path: Path, stated: str, progress: Callable[[], None] = lambda: None) -> bool:
     """Return whether the contents of a file have the checksum `stated`.
 
-    64 digits: SHA-256. 40 digits: SHA-1 as git computes it, or of the contents alone.
+    64 digits: SHA-256. 40 digits: SHA-1 as git computes it, or of the contents alone. progress: is
+    called after each 64 MiB.
     """
     if len(stated) == _SHA256_DIGITS:
         digests = [hashlib.sha256()]
     else:
         digests = [hashlib.sha1(usedforsecurity=False) for _ in range(2)]
         digests[0].update(b"blob %d\0" % path.stat().st_size)
+    num_bytes = 0
     with open_model_file(path) as descriptor:
         while chunk := os.read(descriptor, _CHUNK_BYTES):
             for digest in digests:
                 digest.update(chunk)
+            num_bytes += len(chunk)
+            if num_bytes >= _PROGRESS_BYTES:
+                num_bytes = 0
+                progress()
     return stated in (digest.hexdigest() for digest in digests)
 
 

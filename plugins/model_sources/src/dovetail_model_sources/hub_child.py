@@ -111,14 +111,16 @@ class _Download:
         missing = {file.etag: file for file in files if not self._repository.has(file)}
         num_bytes = sum(file.num_bytes or 0 for file in missing.values())
         self._repository.check_space(num_bytes)
+        self._repository.check_sizes(missing.values())
         self._write({"total": num_bytes})
         for file in files:
             self._repository.download(file, self._received, limit=_limit(file.name))
         self._report()
 
     def _received(self, num_bytes: int) -> None:
+        """Report new bytes. 0 is reported, too: it shows that the download makes progress."""
         self._pending += num_bytes
-        if self._pending >= REPORT_BYTES:
+        if self._pending >= REPORT_BYTES or not num_bytes:
             self._report()
 
     def _report(self) -> None:
@@ -126,6 +128,7 @@ class _Download:
         self._pending = 0
 
     def _require(self, name: str) -> HubFile:
+        self._report()  # an index may name 1,000 files
         return self._repository.look_up(name, max_bytes=_limit(name))
 
     def _look_up(self, name: str) -> HubFile | None:

@@ -18,7 +18,7 @@ from dovetail_model_sources.download import OFFLINE_VARIABLE, PARTS, is_offline,
 from dovetail_model_sources.hub_reference import HubReference, hub_endpoint
 
 STALL_S = 120.0
-"""Seconds without 64 KiB of progress after which a download is stopped."""
+"""Seconds without progress, such as 64 KiB of data, after which a download is stopped."""
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

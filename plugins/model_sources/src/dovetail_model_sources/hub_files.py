@@ -12,7 +12,9 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,11 @@ from dovetail_model_sources.hub_cache import has_checksum, is_checksum
 from dovetail_model_sources.hub_reference import HubReference
 
 MAX_FILE_BYTES = 1 << 40
+MAX_HTTP_BYTES = 50 * 10**9
+"""Maximum size of a file that huggingface_hub downloads without Xet."""
+_LOCK_INTERVAL_S = 0.2
+_SYNC_INTERVAL_S = 10.0
+_MAX_SYNC_S = 3600.0
 _COMMIT = re.compile(r"[\w-]{1,64}", re.ASCII)
 _ETAG = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _PARTIAL = ".part"
@@ -116,10 +123,25 @@ class Repository:
         if num_bytes > shutil.disk_usage(folder).free:
             raise OSError(errno.ENOSPC, "no space left on the device")
 
+    def check_sizes(self, files: Iterable[HubFile]) -> None:
+        """Raise ModelError for a file that the hub does not send without Xet."""
+        for file in files:
+            size = file.num_bytes or 0
+            if size > MAX_HTTP_BYTES:
+                raise ModelError(
+                    f"{self._wanted.title} cannot be downloaded: {file.name} has {size / 1e9:.1f} "
+                    f"GB, and the hub sends files above {MAX_HTTP_BYTES / 1e9:.0f} GB only to "
+                    "clients with Xet.\nDownload it into the same cache with huggingface_hub, then "
+                    f"run the command again:\nhf download {self._wanted.repo} {file.name} "
+                    f"--revision {self._wanted.revision}"
+                )
+
     def download(self, file: HubFile, received: Callable[[int], None], *, limit: int) -> Path:
         """Download a file unless it is in the cache, and return its path in the snapshot.
 
-        received: called with the number of new bytes. limit: maximum size, if the hub states none.
+        received: called with the number of new bytes, and with 0 at intervals while the file is
+        written to disk and checked, or another process downloads it. limit: maximum size, if the
+        hub states none.
         """
         blob = self._blob(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +171,7 @@ class Repository:
         self, file: HubFile, blob: Path, received: Callable[[int], None], limit: int | None
     ) -> None:
         partial = blob.with_name(blob.name + _PARTIAL)
-        with _open_locked(partial) as stream:
+        with _open_locked(partial, lambda: received(0)) as stream:
             if blob.is_file():  # another process has just downloaded it
                 partial.unlink()
                 return
@@ -170,8 +192,8 @@ class Repository:
                     displayed_filename=file.name,
                 )
                 stream.flush()
-                os.fsync(stream.fileno())
-                _check_contents(partial, file)
+                _sync(stream, lambda: received(0))
+                _check_contents(partial, file, lambda: received(0))
             except Exception as error:
                 if not (file.has_checksum and _can_continue(error)):
                     partial.unlink()
@@ -189,15 +211,39 @@ class Repository:
 
 
 @contextmanager
-def _open_locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for appending, and lock it so that no other process changes it."""
+def _open_locked(path: Path, waiting: Callable[[], None]) -> Iterator[IO[bytes]]:
+    """Open a file for appending, and lock it so that no other process changes it.
+
+    waiting: is called at intervals while another process has the lock.
+    """
     while True:
         with path.open("ab") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            _lock(stream, waiting)
             # The previous owner may have renamed or removed the file.
             if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
                 yield stream
                 return
+
+
+def _lock(stream: IO[bytes], waiting: Callable[[], None]) -> None:
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            time.sleep(_LOCK_INTERVAL_S)
+        else:
+            return
+
+
+def _sync(stream: IO[bytes], waiting: Callable[[], None]) -> None:
+    """Write a file to disk. waiting: is called at intervals, for at most `_MAX_SYNC_S`."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        done = pool.submit(os.fsync, stream.fileno())
+        deadline = time.monotonic() + _MAX_SYNC_S
+        while time.monotonic() < deadline and not wait([done], timeout=_SYNC_INTERVAL_S).done:
+            waiting()
+        done.result()
 
 
 def _can_continue(error: Exception) -> bool:
@@ -230,8 +276,8 @@ class _BoundedFile:
         return getattr(self._stream, name)
 
 
-def _check_contents(path: Path, file: HubFile) -> None:
-    if file.has_checksum and not has_checksum(path, file.etag):
+def _check_contents(path: Path, file: HubFile, progress: Callable[[], None]) -> None:
+    if file.has_checksum and not has_checksum(path, file.etag, progress):
         raise ModelError(
             f"{file.name} has a wrong checksum; the hub reports {file.etag}.\n"
             "The download was deleted. Try again; if it happens again, do not trust the hub."
