@@ -22,6 +22,7 @@ def test_a_model_below_the_home_of_an_unknown_user_does_not_exist():
         engine_args(EngineOptions(model=UNKNOWN))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("option", ["tokenizer", "generation_config"])
 def test_an_option_with_the_home_of_an_unknown_user_is_rejected(option, tmp_path):
     with pytest.raises(ConfigError, match=f"{option}='{UNKNOWN}'"):

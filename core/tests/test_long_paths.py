@@ -10,6 +10,7 @@ import pytest
 from dovetail.cli.frame.output_directory import check_output, new_directory
 from dovetail.errors import ConfigError, PluginNotFoundError
 from dovetail.plugins.loading import Origin, load_file
+from dovetail.plugins.plugin_details import find_source
 
 LONG = Path("x" * 300)
 
@@ -51,3 +52,7 @@ def test_an_output_directory_that_cannot_be_listed_is_not_overwritten(tmp_path, 
 def test_a_plugin_file_with_a_name_that_is_too_long_does_not_exist(tmp_path):
     with pytest.raises(PluginNotFoundError, match="does not exist"):
         load_file(tmp_path / f"{LONG}.py", Origin(reference="long"))
+
+
+def test_a_module_with_a_name_that_is_too_long_has_no_source():
+    assert find_source(f"dovetail.{LONG}") is None

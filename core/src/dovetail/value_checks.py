@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 80
 MAX_NESTING = 16
+MAX_OPTION_DEPTH = 64
+"""Maximum number of nested mappings and lists in an engine option, as in a model's files."""
 _BUILT_IN: tuple[type, ...] = (list, tuple, range, dict, set, frozenset, type({}.items()))
 """Containers whose `len` is reliable and fast."""
 
@@ -69,6 +71,19 @@ def _shown_container(value: Any, depth: int) -> str:
     if kind is list:
         return f"[{listed}]"
     return f"{kind.__name__}({{{listed}}})" if kind is frozenset or not items else f"{{{listed}}}"
+
+
+def exceeds_depth(value: object) -> bool:
+    """Return whether mappings and lists nest deeper than `MAX_OPTION_DEPTH`. Never recurse."""
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, (Mapping, list, tuple)):
+            if depth > MAX_OPTION_DEPTH:
+                return True
+            parts = item.values() if isinstance(item, Mapping) else item
+            waiting += [(part, depth + 1) for part in parts]
+    return False
 
 
 def invalid(parameter: str, value: object, expected: str) -> RequestError:

@@ -18,7 +18,7 @@ from dovetail.cli.terminal import prepare_streams
 from dovetail.errors import RequestError
 from dovetail.sampling_params import SamplingParams
 
-COMMANDS = (["plugins", "list", "--json"], ["--version"], ["--help"], ["generate", "--help"])
+COMMANDS = (["plugins", "list", "--json"], ["--version"], ["--help"])
 NOT_UTF8 = "/models/caf\udce9"
 """The text of a path with the byte 0xe9."""
 
@@ -66,6 +66,7 @@ def test_commands_run_with_closed_streams(arguments) -> None:
         assert main(arguments) == 0
 
 
+@pytest.mark.costly
 def test_an_error_is_not_printed_on_standard_output_if_stderr_is_closed(capsys) -> None:
     with closed("stderr"):
         assert main(["nonsense"]) == 2

@@ -13,6 +13,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail_cpu.native_library import probe_fast
+from dovetail_cpu.packed_cache.folder import CACHE_VARIABLE
 from dovetail_cpu.packed_cache.packed_file import PackedFile
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.preparation import preparation, torch_libraries
@@ -238,3 +239,12 @@ def test_without_a_thread_the_import_of_torch_loads_its_libraries(monkeypatch, t
     monkeypatch.setattr(torch_libraries, "_library_folder", lambda: tmp_path)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert torch_libraries.preload_torch() is None
+
+
+def test_a_cache_directory_that_cannot_exist_does_not_fail_the_preparation(
+    checkpoint, monkeypatch, tmp_path
+):
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    is_verified, _ = prepare(checkpoint)
+    assert not is_verified

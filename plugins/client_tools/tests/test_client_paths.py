@@ -6,6 +6,7 @@ LONG = "x" * 300
 NO_FOLDER = "is in a directory that does not exist"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

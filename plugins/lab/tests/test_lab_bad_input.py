@@ -262,3 +262,9 @@ def test_a_calibration_of_a_different_version_is_rejected(folder, capsys):
 def test_a_name_that_is_too_long_for_a_file_is_rejected(options, message, capsys):
     assert main(["lab", "run", "fcfs", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_policy_in_a_file_whose_name_is_too_long_is_rejected(capsys):
+    command = ["lab", "compare", "--policies", f"fcfs,./{LONG}.py:X", "--trace", "chat", *SMALL]
+    assert main([*command, "--trust-local-code"]) == 2
+    assert "is missing" in capsys.readouterr().err

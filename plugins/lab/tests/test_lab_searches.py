@@ -85,6 +85,7 @@ def test_a_metric_whose_higher_values_are_better_is_maximized(tmp_path):
 def test_options_of_a_sweep_are_json_values_or_strings():
     assert parse_option("chunk=128,256") == ("chunk", [128, 256])
     assert parse_option("a=0.5, true,x") == ("a", [0.5, True, "x"])
+    assert parse_option(f"a={'[' * 20_000}") == ("a", ["[" * 20_000])
     grid = candidates_of("p", {"a": [1, 2], "b": ["x", "y"]})
     assert [item.name for item in grid] == ["a=1,b=x", "a=1,b=y", "a=2,b=x", "a=2,b=y"]
     for bad in ("chunk", "=1", "chunk="):

@@ -21,6 +21,7 @@ from dovetail_lab.step_times.fitting import (
     fit_steps,
     nonnegative_least_squares,
 )
+from dovetail_lab.step_times.machine_info import local_config
 from dovetail_lab.step_times.profiling import model_quality
 from dovetail_lab.step_times.references import StepTimeReference
 from dovetail_lab.step_times.roofline import DeviceSheet, ModelSizes, RooflineStepTimes
@@ -360,3 +361,7 @@ def test_the_shipped_calibrations_are_valid():
         assert not any("extrapolated" in item for item in reference.problems(engine))
     with pytest.raises(UserError, match="shipped calibrations are demo"):
         StepTimeReference(name="calibrated:none").load()
+
+
+def test_a_model_of_an_unknown_user_has_no_configuration():
+    assert local_config("~no-such-user/model") is None

@@ -221,6 +221,7 @@ def test_options_about_files_cannot_be_combined_with_architectures(option, capsy
     assert "--architectures cannot be combined" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 def test_a_cache_whose_path_is_not_utf_8_is_usable(
     hub, in_process, cache, tmp_path, monkeypatch, capsysbinary
 ):

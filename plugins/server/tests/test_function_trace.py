@@ -72,3 +72,9 @@ def test_streamed_tokens_are_written_without_a_switch_to_the_task_of_the_request
     num_direct = sum(call.endswith("Exchange.write_now") for call in calls)
     num_switched = sum(call.endswith("Exchange.write") for call in calls)
     assert num_direct > num_switched
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300])
+def test_a_path_that_cannot_exist_is_rejected(path):
+    with pytest.raises(ConfigError, match=r"--trace-functions .* cannot be written"):
+        FunctionTrace(path, MonotonicClock())

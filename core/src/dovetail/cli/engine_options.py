@@ -20,7 +20,7 @@ from dovetail.cli.frame.help_page import more_options
 from dovetail.cli.frame.shell_text import shell_help
 from dovetail.config.engine_args import EngineArgs
 from dovetail.errors import ConfigError
-from dovetail.value_checks import shorten
+from dovetail.value_checks import MAX_OPTION_DEPTH, exceeds_depth, shorten
 
 ENGINE_GROUP = Group("Engine options", sort_key=2)
 MORE_GROUP = more_options("engine")
@@ -44,8 +44,6 @@ MAIN = (
     "plugin_options",
 )
 """The options that `--help` shows; `--help-all` shows all."""
-MAX_DEPTH = 64
-"""Maximum number of nested objects and lists in a mapping, as in the files of a model."""
 _PATH_STARTS = ("/", ".", "~")
 _HIDDEN = "Not supported"
 """Start of the help line of an unsupported option, which `--help` does not list."""
@@ -83,26 +81,15 @@ def _read_object(name: str, text: str) -> dict[str, Any]:
         raise _too_deep(flag, text) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{flag}: {shorten(text)} is not a JSON object; write it as {{…}}.")
-    if _depth(value) > MAX_DEPTH:
+    if exceeds_depth(value):
         raise _too_deep(flag, text)
     return value
 
 
-def _depth(value: Any) -> int:
-    """Return the number of nested containers of a JSON value, at most `MAX_DEPTH` + 1."""
-    depth, level = 0, [value]
-    while depth <= MAX_DEPTH and (
-        level := [item for item in level if isinstance(item, dict | list)]
-    ):
-        depth += 1
-        level = [
-            part for item in level for part in (item.values() if isinstance(item, dict) else item)
-        ]
-    return depth
-
-
 def _too_deep(flag: str, text: str) -> ConfigError:
-    return ConfigError(f"{flag}: {shorten(text)} is nested more than {MAX_DEPTH} levels deep.")
+    return ConfigError(
+        f"{flag}: {shorten(text)} is nested more than {MAX_OPTION_DEPTH} levels deep."
+    )
 
 
 def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:

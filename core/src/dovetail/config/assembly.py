@@ -40,7 +40,7 @@ from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 from dovetail.plugins.working_directory import check_working_directory
-from dovetail.value_checks import plain_text, shorten
+from dovetail.value_checks import MAX_OPTION_DEPTH, exceeds_depth, plain_text, shorten
 
 if TYPE_CHECKING:
     from dovetail.config.engine_args import EngineArgs
@@ -197,6 +197,10 @@ def _optional_mapping(name: str, value: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{name}={shorten(value)} must be a mapping with strings as keys.")
+    if exceeds_depth(value):
+        raise ConfigError(
+            f"{name}={shorten(value)} is nested more than {MAX_OPTION_DEPTH} levels deep."
+        )
     return value
 
 

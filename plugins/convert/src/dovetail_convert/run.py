@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +72,7 @@ def run(model: str, options: ConvertOptions, note: Callable[[str], None]) -> Res
 
 def _check_other(out: Path, model: Path) -> None:
     """Raise ConfigError if the output would replace the model, or a directory that contains it."""
-    resolved = Path(os.path.realpath(model))  # `Path.resolve` raises for a loop of links
-    if Path(os.path.realpath(out)) in (resolved, *resolved.parents):
+    if out.resolve() in (model.resolve(), *model.resolve().parents):
         raise ConfigError(
             f"{_OPTION}={out} contains the model to convert; choose another directory."
         )

@@ -8,7 +8,6 @@ check runs once for each loaded class if rules exist.
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -179,9 +178,8 @@ def _import_names(cls: type[Any]) -> list[str]:
     if isinstance(file, str):
         path = Path(file)
         names += [] if names else [_name_of_file(path)]
-        resolved = Path(os.path.realpath(path))
-        if resolved != path.absolute():
-            names.append(_name_of_file(resolved))
+        if path.resolve() != path.absolute():
+            names.append(_name_of_file(path.resolve()))
     return list(dict.fromkeys(names)) or [module_name]
 
 
@@ -189,7 +187,7 @@ def _name_of_file(path: Path) -> str:
     """Return the import name of a file, including its parent packages."""
     parts = [] if path.stem == "__init__" else [path.stem]
     folder = path.parent
-    while os.path.isfile(folder / "__init__.py"):
+    while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
         folder = folder.parent
     return ".".join(parts)

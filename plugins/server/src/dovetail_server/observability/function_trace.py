@@ -26,7 +26,7 @@ class FunctionTrace:
         """Open the file. Raise ConfigError if it cannot be written."""
         try:
             self._stream = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"--trace-functions {path} cannot be written: {error}.") from None
         self._clock = clock
         self._num_left = MAX_LINES
