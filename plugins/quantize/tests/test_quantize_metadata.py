@@ -142,6 +142,15 @@ def test_a_missing_length_and_too_many_end_tokens_are_rejected_before_the_work_b
         check_representable(directory, method="rtn")
 
 
+def test_a_model_class_without_a_described_shape_is_rejected(monkeypatch):
+    class Plain:
+        pass
+
+    monkeypatch.setattr(round_trip.PluginRegistry, "load", lambda *arguments: Plain)
+    with pytest.raises(ModelError, match=r"its class .*Plain has no `read_shape`"):
+        check_round_trip(config_of("llama"))
+
+
 def test_a_temporary_file_that_cannot_be_written_is_a_typed_error(monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")

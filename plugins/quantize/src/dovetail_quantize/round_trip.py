@@ -32,8 +32,17 @@ _Facts = dict[str, tuple[object, object]]
 
 
 def read_shape(config: Mapping[str, Any]) -> Any:
-    """Return the shape of a decoder, as the engine reads it from the fields of config.json."""
-    model_cls = PluginRegistry().load("model", config["architectures"][0])
+    """Return the shape of a decoder, as the engine reads it from the fields of config.json.
+
+    Raises ModelError for a model class of a plugin that does not describe its shape.
+    """
+    architecture = config["architectures"][0]
+    model_cls = PluginRegistry().load("model", architecture)
+    if not hasattr(model_cls, "read_shape"):
+        raise ModelError(
+            f"{architecture} cannot be quantized: its class {model_cls.__qualname__} has no "
+            "`read_shape`, which the description of the written file is compared with."
+        )
     return model_cls.read_shape(config)
 
 
