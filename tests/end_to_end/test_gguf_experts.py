@@ -114,6 +114,21 @@ COUNTS: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"expert_used_count": 6}, "llama.expert_used_count is 6; it must be an integer"),
     ("olmoe", {"expert_used_count": 0}, "olmoe.expert_used_count is 0; it must be an integer"),
     ("olmoe", {"expert_used_count": None}, "olmoe.expert_used_count is missing"),
+    (
+        "qwen2moe",
+        {"expert_shared_feed_forward_length": 30_000_000},
+        "blk.0.ffn_down_shexp.weight has the shape",
+    ),
+    (
+        "deepseek2, v3",
+        {"expert_shared_count": 30_000_000},
+        "(deepseek2.expert_shared_count × expert_feed_forward_length) require 960000000 columns",
+    ),
+    (
+        "deepseek2, v3",
+        {"attention.q_lora_rank": 30_000_000},
+        "(deepseek2.attention.q_lora_rank) require 30000000 rows",
+    ),
     ("mixtral", {"expert_count": 4}, "blk.0.ffn_gate_inp.weight has the shape [5, 64]"),
     ("mixtral", {"expert_count": 4096}, "llama.expert_count 4096, embedding_length 64"),
     ("qwen3moe", {"expert_feed_forward_length": 2**31}, f"{GATE} has the shape [7, 32, 64]"),
@@ -162,6 +177,15 @@ def test_the_error_for_a_missing_router_names_it(tmp_path):
     path = write("mixtral", tmp_path, renamed=names)
     with pytest.raises(ModelError, match=r"no router of layer 1 \(blk\.1\.ffn_gate_inp\.weight\)"):
         log_probabilities(path)
+
+
+@pytest.mark.parametrize("leaf", ["ffn_down_shexp", "attn_q_a"])
+def test_a_size_without_any_tensor_of_that_size_is_rejected(leaf, tmp_path):
+    path = write("deepseek2, v3", tmp_path, renamed=(f"{leaf}.weight", f"{leaf}.weighs"))
+    with pytest.raises(
+        ModelError, match=rf"has no tensor {leaf}\.weight in any layer, .*deepseek2"
+    ):
+        LLM(str(path), skip_tokenizer_init=True)
 
 
 def test_the_error_for_missing_experts_names_the_tensor(tmp_path):

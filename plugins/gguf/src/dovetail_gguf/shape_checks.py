@@ -38,11 +38,14 @@ def check_shapes(fields: Fields, config: Mapping[str, Any], head_dim: int) -> No
         expected["attn_output.weight"] = (length, (1, num_heads * head_dim, keys))
         keys = f"attention.head_count_kv × head size {head_dim}"
         expected["attn_k.weight"] = ((0, num_kv_heads * head_dim, keys),)
+    required = _shared_sizes(config)
+    expected |= {leaf: (check,) for leaf, check in required.items()}
     _check_size(fields, "token_embd.weight", 1, config["hidden_size"], "embedding_length")
-    layers = set()
+    layers, leaves = set(), set()
     for name in fields.file.tensors:
         if match := _LAYER.fullmatch(name):
             layers.add(int(match["number"]))
+            leaves.add(match["leaf"])
             for check in expected.get(match["leaf"], ()):
                 _check_size(fields, name, *check)
     missing = next((n for n in range(config["num_hidden_layers"]) if n not in layers), None)
@@ -52,6 +55,30 @@ def check_shapes(fields: Fields, config: Mapping[str, Any], head_dim: int) -> No
             f"{fields.name}.block_count is {fields.integer('block_count')}. The file is "
             "incomplete; download it again."
         )
+    for leaf, (_, size, key) in required.items():
+        if leaf not in leaves:
+            raise ModelError(
+                f"{fields.file.path} has no tensor {leaf} in any layer, but the metadata "
+                f"({fields.name}.{key}) state the size {size}."
+            )
+
+
+def _shared_sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, int, str]]:
+    """Return dimension, size and keys by the leaf of a tensor that the model needs.
+
+    These are the tensors of shared experts and of compressed queries.
+    """
+    sizes = {}
+    if size := config.get("shared_expert_intermediate_size"):
+        sizes["ffn_down_shexp.weight"] = (1, size, "expert_shared_feed_forward_length")
+    is_dense = config.get("first_k_dense_replace", 0) >= config["num_hidden_layers"]
+    if (count := config.get("n_shared_experts")) and not is_dense:
+        size = count * config["moe_intermediate_size"]
+        key = "expert_shared_count × expert_feed_forward_length"
+        sizes["ffn_down_shexp.weight"] = (1, size, key)
+    if rank := config.get("q_lora_rank"):
+        sizes["attn_q_a.weight"] = (0, rank, "attention.q_lora_rank")
+    return sizes
 
 
 def check_rotary_size(fields: Fields, head_dim: int, *, is_partial: bool) -> None:

@@ -186,6 +186,12 @@ def _add_experts(
         writer.add_bool(f"{name}.expert_weights_norm", renormalizes)
 
 
+def shared_expert_size(config: Mapping[str, Any]) -> int:
+    """Return the intermediate size of the shared expert; 0 if there is none."""
+    size: int = _value(config, "shared_expert_intermediate_size") or 0
+    return size
+
+
 def _value(config: Mapping[str, Any], field: str) -> Any:
     """Return a field, or the engine's default if it is absent or null."""
     value = config.get(field)

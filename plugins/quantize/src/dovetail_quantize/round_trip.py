@@ -22,7 +22,12 @@ from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 from dovetail_gguf.model_config import ROPE_FACTORS, read_config
 from dovetail_gguf.reader import GGUFFile
-from dovetail_quantize.metadata import add_metadata, architecture_of, rope_divisors
+from dovetail_quantize.metadata import (
+    add_metadata,
+    architecture_of,
+    rope_divisors,
+    shared_expert_size,
+)
 from dovetail_torch.layers.rope_frequencies import rope_frequencies
 
 _TOLERANCE = 1e-6
@@ -92,7 +97,7 @@ def _write_header(path: Path, config: Mapping[str, Any], shape: Any) -> None:
         values = divisors_F.numpy().tobytes()
         writer.add_tensor_info(ROPE_FACTORS, divisors_F.shape, np.dtype(np.float32), len(values))
     size = writer.ggml_pad(len(values), writer.data_alignment)
-    for name, dimensions in _tensors(shape):
+    for name, dimensions in _tensors(config, shape):
         num_bytes = 2 * math.prod(dimensions)
         writer.add_tensor_info(name, dimensions, np.dtype(np.float16), num_bytes)
         size += writer.ggml_pad(num_bytes, writer.data_alignment)
@@ -107,7 +112,7 @@ def _write_header(path: Path, config: Mapping[str, Any], shape: Any) -> None:
         file.truncate(begin + size)
 
 
-def _tensors(shape: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensors(config: Mapping[str, Any], shape: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "token_embd.weight", (shape.vocab_size, shape.hidden_size)
     if not shape.tied:
         yield "output.weight", (1,)
@@ -115,6 +120,8 @@ def _tensors(shape: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "blk.0.attn_q.bias", (1,)
     if shape.mlp_bias:
         yield "blk.0.ffn_gate.bias", (1,)
+    if size := shared_expert_size(config):
+        yield "blk.0.ffn_down_shexp.weight", (size,)
     for layer in range(shape.num_layers):
         yield f"blk.{layer}.attn_norm.weight", (shape.hidden_size,)
         if shape.num_experts:
