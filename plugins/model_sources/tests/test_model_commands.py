@@ -157,6 +157,30 @@ def test_a_hub_model_is_pulled_listed_verified_and_removed(
     assert list(hub_cache_folder.glob("models--*")) == []
 
 
+def test_a_hub_model_whose_contents_are_missing_is_listed_and_can_be_removed(
+    hub, in_process, cache, hub_cache_folder, capsys
+):
+    hub.files = {"config.json": b"{}", "model.safetensors": GGUF, "q4.gguf": GGUF[:-1]}
+    assert main(["pull", "acme/tiny"]) == 0
+    assert main(["pull", "acme/tiny:q4.gguf"]) == 0
+    paths = dict(
+        zip(("acme/tiny", "acme/tiny:q4.gguf"), capsys.readouterr().out.split(), strict=True)
+    )
+    snapshot = hub_cache_folder / "models--acme--tiny/snapshots"
+    for name in ("model.safetensors", "q4.gguf"):
+        next(snapshot.glob(f"*/{name}")).resolve().unlink()
+    code, models = listed(capsys)
+    assert code == 1
+    for name, changed in (("acme/tiny:q4.gguf", "q4.gguf"), ("acme/tiny", "model.safetensors")):
+        assert models[name]["checked"] == f"changed: {changed}"
+        assert models[name]["path"] == paths[name]
+        assert models[name]["format"] == changed.rpartition(".")[2]
+        assert main(["models", "--remove", name]) == 0
+        capsys.readouterr()
+        assert name not in listed(capsys)[1]
+    assert list(hub_cache_folder.glob("models--*")) == []
+
+
 def test_the_error_for_an_unknown_source_names_it_and_the_installed_sources(cache, capsys):
     assert main(["pull", "smolm2"]) == 2
     message = capsys.readouterr().err

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dovetail.errors import ModelError
@@ -127,6 +128,31 @@ def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
             yield from _gguf_models(reference, snapshot)
 
 
+def damaged_snapshots(cache: Path) -> Iterator[tuple[str, Path, list[str]]]:
+    """Yield (name, model path, file names) for models whose files are links to missing contents.
+
+    A download that was interrupted leaves no such links.
+    """
+    for folder in _folders(cache, "models--*"):
+        repo = folder.name.removeprefix("models--").replace("--", "/")
+        names = dict(_refs(folder))
+        for snapshot in _folders(folder / "snapshots", "*"):
+            try:
+                reference = parse_hub_reference(f"{repo}@{names.get(snapshot.name, snapshot.name)}")
+            except ModelError:
+                continue
+            missing = sorted(file.name for file in snapshot.glob("*") if _is_dangling(file))
+            others = [name for name in missing if not name.endswith(".gguf")]
+            if others and not is_complete(snapshot):
+                yield reference.title, snapshot, others
+            for name in (name for name in missing if name not in others):
+                yield replace(reference, file=name).title, snapshot / name, [name]
+
+
+def _is_dangling(path: Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
+
+
 def card_license(path: Path) -> str:
     """Return the license that a model's card states, or "" if unknown. path: directory or file."""
     card = (path if os.path.isdir(path) else path.parent) / CARD_FILE
@@ -205,7 +231,7 @@ def has_checksum(path: Path, stated: str, progress: Callable[[], None] = lambda:
 def files_of(path: Path) -> list[Path]:
     """Return the files of a model: those of a snapshot, or all parts of a GGUF file."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.is_file())
+        return sorted(file for file in path.iterdir() if os.path.isfile(file) or _is_dangling(file))
     names = HubReference(repo="", file=path.name).gguf_files()
     return [path.with_name(name) for name in names]
 
@@ -231,7 +257,7 @@ def remove_model(path: Path) -> None:
     links = files_of(path)
     blobs = {link.resolve() for link in links}
     for link in links:
-        link.unlink()
+        link.unlink(missing_ok=True)
     if not any(snapshot.iterdir()):
         snapshot.rmdir()
         for commit, name in _refs(folder):
@@ -239,7 +265,7 @@ def remove_model(path: Path) -> None:
                 (folder / "refs" / name).unlink()
     used = {link.resolve() for link in (folder / "snapshots").rglob("*")}
     for blob in blobs - used:
-        blob.unlink()
+        blob.unlink(missing_ok=True)
     with suppress(OSError):  # another revision exists
         (folder / "snapshots").rmdir()
         shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ def models(
     for entry in store.damaged_entries():
         downloaded[entry.path] = entry
         listed.append(_damaged(entry, verify=verify))
+    listed += _damaged_on_hub()
     if remove:
         return _remove(store, downloaded, listed, remove)
     if json:
@@ -103,6 +105,19 @@ def _damaged(entry: Entry, *, verify: bool) -> Model:
         path=entry.path,
         checked=_changed(changed),
     )
+
+
+def _damaged_on_hub() -> Iterable[Model]:
+    """Yield the damaged models in the cache of the hub, which no source finds."""
+    for name, path, changed in hub_cache.damaged_snapshots(hub_cache.hub_cache_dir()):
+        yield Model(
+            name=name,
+            num_bytes=_size(path),
+            format=_format(path),
+            license=hub_cache.card_license(path) or "unknown",
+            path=path,
+            checked=_changed(changed),
+        )
 
 
 def _changed(names: Sequence[str]) -> str:
@@ -163,10 +178,11 @@ def _remove_from_hub_cache(model: Model) -> None:
 def _size(path: Path) -> int:
     """Return the size of a file, or the total size of the files in a directory."""
     if hub_cache.is_hub_model(path):
-        return sum(item.stat().st_size for item in hub_cache.files_of(path))
+        files = hub_cache.files_of(path)
+        return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
     files = [path] if path.is_file() else sorted(path.iterdir())[:_MAX_FILES]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _format(path: Path) -> str:
-    return path.suffix[1:].lower() if path.is_file() else "safetensors"
+    return "safetensors" if os.path.isdir(path) else path.suffix[1:].lower()
