@@ -42,8 +42,13 @@ def server() -> Iterator[str]:
     command = [Path(sys.executable).with_name("dovetail"), "serve", "--model", "demo"]
     process = subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True)
     try:
-        lines = (re.search(r"Ready: .* on (http\S+)", line) for line in process.stderr or ())
-        yield next(actual[1] for actual in lines if actual)
+        for line in process.stderr or ():
+            if ready := re.search(r"Ready: .* on (http\S+)", line):
+                yield ready[1]
+                break
+            sys.stderr.write(line)
+        else:
+            raise SystemExit("The server did not start.")
     finally:
         process.terminate()
         process.communicate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -44,10 +45,17 @@ def test_an_example_reports_a_wrong_argument_without_a_traceback(
     assert "Traceback" not in done.stderr and not [*tmp_path.iterdir()]
 
 
+@pytest.fixture
+def short_folder():
+    """A temporary directory whose path is short enough for sockets."""
+    with TemporaryDirectory() as folder:
+        yield folder
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch, short_folder):
+    monkeypatch.setenv("TMPDIR", short_folder)
     done = subprocess.run(
         [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

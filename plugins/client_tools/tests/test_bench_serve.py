@@ -174,7 +174,7 @@ def test_no_request_is_sent_after_the_time_limit_of_a_measurement(bench, null):
     assert [error["kind"] for error in point["errors"]] == ["not sent in time"]
 
 
-@pytest.mark.parametrize("url", ["http://例え.invalid", "http://" + "a" * 70 + ".invalid"])
+@pytest.mark.parametrize("url", ["http://例え.invalid", "http://" + "a" * 60 + ".invalid"])
 def test_the_error_for_a_host_that_cannot_be_found_names_it(run, url):
     code, _, messages = run("bench", "serve", "--url", url, "--model", "x")
     assert code == 2 and url in messages
