@@ -65,7 +65,7 @@ test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 collect: $(STAMP)  ## import every test file, which compiles it for later runs
 	@$(BIN)/python -m pytest -q --collect-only | tail -n 1
 
-soak: $(STAMP)  ## run every long test and 250,000 steps of random programs; resumes after an interruption
+soak: $(STAMP)  ## run every long test and 200,000 steps of random programs; resumes after an interruption
 	PYTHONPATH=tests $(BIN)/python -m soak
 
 features: $(STAMP)  ## check every claim of docs/features.md by its tests

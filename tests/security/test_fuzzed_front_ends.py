@@ -33,7 +33,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 SEED = 20261122
 NUM_CALLS = 1_000
-NUM_CALLS_SOAK = 20_000
+NUM_CALLS_SOAK = 15_000
 MAX_CPU_S = 0.05
 TYPED = (UserError, CapacityError)
 FATAL = (EngineDeadError, UnavailableError, TransportError)

@@ -2,7 +2,7 @@
 
 The sections are the tests that `make test` deselects (long tests, and cases of large test matrices
 that the commit did not select), tests that measure time, the kernels under sanitizers, and
-250,000 steps of random scheduler programs. An interrupted run continues where it stopped if it is
+200,000 steps of random scheduler programs. An interrupted run continues where it stopped if it is
 started again on the same source tree.
 """
 
