@@ -54,6 +54,7 @@ def test_a_grammar_plugin_that_cannot_be_loaded_is_skipped(broken, tmp_path):
     ("kind", "mark"), [("tool_parser", "[func_name1("), ("reasoning_parser", "</think>")]
 )
 def test_a_parser_that_cannot_be_loaded_is_skipped(broken, tmp_path, kind, mark):
+    pytest.importorskip("dovetail_parsers")
     config, registry = resolved(tmp_path)
     tokenizer = SimpleNamespace(chat_templates={"default": f"text {mark} text"})
     parser = choose_parser(kind, config, registry, tokenizer)

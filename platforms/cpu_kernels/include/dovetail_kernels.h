@@ -21,7 +21,7 @@
 /* Incremented whenever a struct or a function changes. */
 #define DK_ABI_VERSION 17
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
-#define DK_PACK_VERSION 4
+#define DK_PACK_VERSION 5
 
 /* Instruction set levels, slowest first. A CPU may have a higher level and lack AVX2_VNNI or
  * AVX512_VNNI (byte products, without bf16). */

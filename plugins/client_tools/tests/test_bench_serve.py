@@ -215,6 +215,7 @@ def test_the_command_exits_if_the_server_is_unreachable_or_rejects_requests(run,
 
 @pytest.mark.costly
 def test_the_html_report_has_all_charts_and_no_external_request(bench, null, tmp_path):
+    pytest.importorskip("matplotlib")
     path = tmp_path / "report.html"
     server = Recorder(null, first_s=0.002)
     options = ("--request-rate", "200,400", "--num-prompts", "20", "--slo", "ttft:50")

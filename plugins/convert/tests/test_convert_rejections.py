@@ -76,6 +76,7 @@ def test_a_quantization_that_no_loader_reads_is_rejected(tmp_path):
 
 
 def test_the_error_for_weights_in_a_gguf_file_only_names_the_file(tmp_path):
+    pytest.importorskip("dovetail_gguf")
     model = make_model(tmp_path / "model")
     for path in model.glob("*.safetensors"):
         path.rename(model / "one.gguf")

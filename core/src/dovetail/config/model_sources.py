@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.config.user_paths import user_path
+from dovetail.errors import ModelError
 from dovetail.interfaces.model_source import LocalModel, ModelSource, ModelSourceContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, call_plugin, make_instance
-from dovetail.value_checks import shorten
 
 logger = logging.getLogger(__name__)
 downloads = logging.getLogger("dovetail.downloads")
@@ -38,17 +38,10 @@ def model_cache_dir() -> Path:
 
     Raises ConfigError if it depends on a home directory that is not known.
     """
-    stated = os.environ.get(CACHE_VARIABLE, "")
+    if stated := os.environ.get(CACHE_VARIABLE, ""):
+        return user_path(CACHE_VARIABLE, stated).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        if stated:
-            return Path(stated).expanduser().absolute()
-        folder = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    except RuntimeError:
-        raise ConfigError(
-            f"{CACHE_VARIABLE}={shorten(stated)}: the home directory of the user is not known. "
-            "Use an absolute path."
-        ) from None
+    folder = Path(base) if os.path.isabs(base) else user_path(CACHE_VARIABLE, "~/.cache")
     return folder / "dovetail" / "models"
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ABI_VERSION = 17
-PACK_VERSION = 4  # of the bytes of packed weights
+PACK_VERSION = 5  # of the bytes of packed weights
 LEVELS = (
     "portable",
     "avx2",

@@ -238,15 +238,15 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
 
 template <int>
 DK_INLINE void add_six_bits(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
-  for (int u = 0; u < 4; ++u) {
-    const char* const nibbles = codes + u / 2 * kUnitBytes;
-    for (int k = 0; k < 4; ++k) {
-      const int32_t a = input_of(x[u], k);
-      DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
-        const VI low = byte_of(nibbles, v, k) >> (u % 2 * 4) & 15;
-        const VI upper = byte_of(codes + 2 * kUnitBytes, v, k) >> (u * 2) & 3;
-        sums[0][v] += (low | upper << 4) * a;
+  for (int k = 0; k < 4; ++k) {
+    DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+      VI last{};
+      DK_UNROLL for (int u = 0; u < 3; ++u) {
+        const VI packed = byte_of(codes + u * kUnitBytes, v, k);
+        sums[0][v] += (packed & 63) * input_of(x[u], k);
+        last |= packed >> 6 << (2 * u);
       }
+      sums[0][v] += last * input_of(x[3], k);
     }
   }
 }

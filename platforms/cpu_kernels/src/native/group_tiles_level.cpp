@@ -31,11 +31,11 @@ struct TileBlock {
 // Codes of 4 and 6 bits are unpacked to bytes; all lose their offset.
 DK_INLINE void write_signed_codes(const TileBlock& block) {
   const GroupFormat& format = block.job.format;
-  const char* from = block.panel + block.first * format.group_stride();
   char* to = block.codes;
   const VI flip = _mm512_set1_epi8(static_cast<char>(128)), mask = _mm512_set1_epi8(15);
   const VI offset = _mm512_set1_epi8(static_cast<char>(format.offset()));
-  for (int64_t g = 0; g < block.num_groups; ++g, from += format.group_stride()) {
+  for (int64_t g = 0; g < block.num_groups; ++g) {
+    const char* const from = block.panel + format.codes_at(block.first + g);
     if (format.bits == 6) {
       DK_UNROLL for (int half = 0; half < 2; ++half) {
         VI codes[4];
@@ -132,7 +132,7 @@ __attribute__((noinline)) void add_block(const TileBlock& block, float* all_sums
     const int64_t at = (tile * job.num_groups + block.first) * kTileRows;
     const float *row_scales = job.scales + at, *row_sums = job.sums + at;
     float* const sums = all_sums + tile * kTileRows * kPanel + half * kWidth;
-    Scales scales(job.format, block.panel, job.num_units * 4, block.first);
+    Scales scales(job.format, block.panel, block.first);
     for (int64_t i = 0; i < block.ahead_lines; ++i) {
       __builtin_prefetch(block.ahead + (number * block.ahead_lines + i) * 64, 0, 2);  // L2
     }
@@ -212,9 +212,9 @@ void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
     const char* const panel = static_cast<const char*>(job.args->packed) + p * panel_bytes;
     for (int64_t g = 0; g < job.num_groups; g += most) {
       const int64_t n = job.num_groups - g < most ? job.num_groups - g : most;
-      const int64_t block_bytes = n * format.group_stride();
-      const char* const ahead = panel + g * format.group_stride() + block_bytes;
-      const TileBlock block{job, panel, codes, g, n, ahead, block_bytes / 64 / (2 * num_tiles) + 1};
+      const char* const end = panel + format.codes_at(g + n - 1) + format.group_stride();
+      const int64_t lines = format.bytes_of(g, n) / 64 / (2 * num_tiles) + 1;
+      const TileBlock block{job, panel, codes, g, n, end, lines};
       write_signed_codes(block);
       Tiles::publish();
       add_block(block, sums);

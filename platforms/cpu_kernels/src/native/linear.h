@@ -4,14 +4,14 @@
 //
 // Packed weights: panels of 32 columns.
 //     bf16     [panel][unit][32 columns][2 k]             K padded to 8
-//     groups   [panel]{ [group]{ codes, scales, minima } }
+//     groups   [panel][group]{ codes, scales, minima }
 //     groups with scales of two levels
-//              [panel]{ [group]{ codes }, [256 k]{ scales, minima, [group]{ scales, minima } } }
+//              [panel][256 k]{ scales, minima, [group]{ scales, minima }, [group]{ codes } }
 // Codes of 8 bits are [unit of 4 k][32][4 k] of q + 128. Codes of 4 bits are [8 k][32][4 bytes];
 // low nibbles are k 0..3 and high ones k 4..7, of q + 8, or of q if there are minima. Codes of 6
-// bits are q + 32 in groups of 16: the nibbles of the group as above, then [32][4 bytes], where
-// byte b has the upper two bits of k b, 4 + b, 8 + b and 12 + b, from the lowest bits on. Scales
-// and minima are [32] numbers of 16 bits; those of a group on the lower level [32] int8.
+// bits are q + 32 in groups of 16, [3][32][4 bytes]: byte b of word w has k 4 w + b in its lower
+// bits, and above them two bits of k 12 + b, of which word 0 has the lowest. Scales and minima are
+// [32] numbers of 16 bits; those of a group on the lower level [32] int8.
 // With DK_GATE_UP columns 0..15 of a panel are gates and 16..31 the ups of the same 16 outputs.
 // Packed activations: [tile of rows][unit][row], zero for padded rows and k; kernels choose the
 // bytes of a unit. Groups have a scale and other numbers in separate arrays. With DK_REFINE or
@@ -50,13 +50,25 @@ struct GroupFormat {
   DK_INLINE int64_t group_stride() const {
     return code_bytes() + (two_levels() ? 0 : scale_bytes());
   }
-  DK_INLINE int64_t super_stride() const {
+  // Of what precedes the codes of 256 k: their scales and minima of two levels.
+  DK_INLINE int64_t header_bytes() const {
     return two_levels() ? upper_bytes() + kSuperK / group * scale_bytes() : 0;
   }
-  // Of the part of a panel with all groups, and of a panel; K is a multiple of the group.
-  DK_INLINE int64_t all_groups_bytes(int64_t K) const { return K / group * group_stride(); }
+  DK_INLINE int64_t super_bytes() const {
+    return header_bytes() + kSuperK / group * group_stride();
+  }
+  // Where a group's codes begin in a panel.
+  DK_INLINE int64_t codes_at(int64_t index) const {
+    const int64_t num_headers = index * group / kSuperK + 1;
+    return index * group_stride() + num_headers * header_bytes();
+  }
+  // Of the codes of n groups from a group on, and of their headers.
+  DK_INLINE int64_t bytes_of(int64_t index, int64_t n) const {
+    return codes_at(index + n) - codes_at(index);
+  }
+  // K is a multiple of the group; with scales of two levels, of 256.
   DK_INLINE int64_t panel_bytes(int64_t K) const {
-    return all_groups_bytes(K) + K / kSuperK * super_stride();
+    return K / group * group_stride() + K / kSuperK * header_bytes();
   }
 };
 

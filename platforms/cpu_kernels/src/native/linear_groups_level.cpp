@@ -67,7 +67,8 @@ DK_INLINE void add_scaled(VF (*acc)[kVectorsPerPanel], const VF (*sums)[kVectors
 // Some groups of a panel.
 struct Block {
   const char *panel, *codes;  // codes of the first group: packed, or unpacked to bytes
-  int64_t code_stride;        // from one group to the next
+  int64_t code_stride;        // from one group to the next, without headers
+  int64_t header_bytes;       // 0 if codes are unpacked
   int64_t first, num_groups;
   const char* ahead;          // what tiles prefetch, `ahead_lines` lines a group
   int64_t ahead_lines;
@@ -132,7 +133,8 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
   RowNumbers row{job.scales + at, job.starts + at, job.start_products + at, job.sums + at};
   const int64_t num_parts = format.group / 4 / Kind::kUnits;
   const char *codes = block.codes, *ahead = block.ahead;
-  Scales scales(format, block.panel, job.num_units * 4, block.first);
+  Scales scales(format, block.panel, block.first);
+  if constexpr (!kTiles) scales.load_header();
   VF acc[kRows][kVectorsPerPanel];
   DK_UNROLL for (int r = 0; r < kRows; ++r) {
     DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -143,7 +145,7 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
     if constexpr (kTiles) {
       for (int64_t i = 0; i < block.ahead_lines; ++i) __builtin_prefetch(ahead + i * 64);
       ahead += block.ahead_lines * 64;
-    } else {
+    } else if (!format.two_levels()) {
       prefetch_stream(scales.own, 0);
     }
     Whole whole[kRows];
@@ -183,7 +185,10 @@ __attribute__((noinline)) void add_block(const Block& block, const LinearJob& jo
       low_starts += kRows;
     }
     codes += block.code_stride;
-    scales.next();
+    if (scales.next()) {
+      codes += block.header_bytes;
+      if (!kTiles && g + 1 < block.num_groups) scales.load_header();
+    }
   }
   DK_UNROLL for (int r = 0; r < kRows; ++r) {
     DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -199,18 +204,19 @@ void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* b
   const GroupFormat& format = job.format;
   const int64_t num_tiles = job.num_tiles(), stride = format.group_stride();
   const int64_t sharing = num_tiles < kAheadTiles ? num_tiles : kAheadTiles;
-  const int64_t lines = (stride / 64 + sharing - 1) / sharing;
   const int64_t most = even_blocks(job.num_groups, kBlockK / format.group, 1);
   for (int64_t g = 0; g < job.num_groups; g += most) {
     const int64_t n = job.num_groups - g < most ? job.num_groups - g : most;
-    const char* const codes = panel + g * stride;
-    Block block{panel, codes, stride, g, n, codes + n * stride, lines};
+    const int64_t lines = (format.bytes_of(g, n) / 64 + sharing * n - 1) / (sharing * n);
+    const char* const end = panel + format.codes_at(g + n - 1) + stride;
+    Block block{panel, panel + format.codes_at(g), stride, format.header_bytes(), g, n, end, lines};
 #if DK_HAS_VNNI && DK_LEVEL >= 2
     if constexpr (kUnpack) {
       block.codes = bytes;
       block.code_stride = format.group * kColumns;
+      block.header_bytes = 0;
       for (int64_t i = 0; i < n; ++i) {
-        const char* const from = codes + i * stride;
+        const char* const from = panel + format.codes_at(g + i);
         char* const to = bytes + i * block.code_stride;
         if constexpr (Kind::kBits == 6) {
           unpack_six_bits(from, to);
@@ -241,7 +247,8 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
   for (int64_t p = first_panel; p < end_panel; ++p) {
     const char* const panel = static_cast<const char*>(job.args->packed) + p * panel_bytes;
     if (num_tiles == 1) {
-      const Block all{panel, panel, format.group_stride(), 0, job.num_groups, nullptr, 0};
+      const Block all{panel, panel + format.codes_at(0), format.group_stride(),
+                      format.header_bytes(), 0, job.num_groups, nullptr, 0};
       add_block<Kind, kRows, false, kRefined>(all, job, 0, sums, true);
     } else if constexpr (kRows * 2 >= kMaxRows) {
       compute_tiles<Kind, kRows, kRefined>(job, panel, sums, bytes);

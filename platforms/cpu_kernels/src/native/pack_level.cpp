@@ -173,27 +173,27 @@ void write_codes(const GroupFormat& format, const Piece& piece, int64_t piece_k,
     memcpy(out, piece.codes, piece_k);
     return;
   }
-  for (int64_t k = 0; k < piece_k; k += 8, out += 4) {
-    const uint8_t* const q = piece.codes + k;
-    for (int64_t b = 0; b < 4; ++b) out[b] = static_cast<char>((q[b] & 15) | q[4 + b] << 4);
-    if (format.bits == 4 || k % 16 == 0) continue;
-    const uint8_t* const all = q - 8;
-    out += 4;
-    for (int64_t b = 0; b < 4; ++b) {
-      out[b] = static_cast<char>(all[b] >> 4 | all[4 + b] >> 4 << 2 | all[8 + b] >> 4 << 4 |
-                                 all[12 + b] >> 4 << 6);
+  const uint8_t *q = piece.codes, *const end = q + piece_k;
+  if (format.bits == 4) {
+    for (; q < end; q += 8, out += 4) {
+      for (int64_t b = 0; b < 4; ++b) out[b] = static_cast<char>(q[b] | q[4 + b] << 4);
+    }
+    return;
+  }
+  for (; q < end; q += 16, out += 12) {
+    for (int64_t i = 0; i < 12; ++i) {
+      out[i] = static_cast<char>(q[i] | (q[12 + i % 4] >> i / 4 * 2 & 3) << 6);
     }
   }
 }
 
-// The scales of column n in a panel.
-void write_scales(const GroupFormat& format, const Piece& piece, int64_t num_groups, int64_t index,
-                  int64_t n, char* panel) {
+// The scales of piece number `index` of column n in a panel.
+void write_scales(const GroupFormat& format, const Piece& piece, int64_t index, int64_t n,
+                  char* panel) {
   const bool minima = format.has_minima;
-  char* upper = panel + index * format.group_stride() + format.code_bytes();
-  if (format.two_levels()) {
-    upper = panel + num_groups * format.group_stride() + index * format.super_stride();
-  }
+  char* const upper = panel + (format.two_levels()
+                                   ? index * format.super_bytes()
+                                   : index * format.group_stride() + format.code_bytes());
   auto* const scales = reinterpret_cast<uint16_t*>(upper);
   scales[n] = piece.scale;
   if (minima) scales[kColumns + n] = piece.minimum;
@@ -229,14 +229,14 @@ int64_t pack_group_panels(const dk_pack_linear_args& args, int64_t kind, int64_t
       for (int64_t i = 0; i < num_pieces; ++i) {
         if (row) nonfinite += read_piece(args, kind, format, row, i, piece);
         write_codes(format, piece, piece_k, rows.row(n) + i * piece_bytes);
-        write_scales(format, piece, num_groups, i, n, panel);
+        write_scales(format, piece, i, n, panel);
       }
     }
     for (int64_t g = 0; g < num_groups; ++g) {
       const uint32_t* words[kColumns];
       for (int64_t n = 0; n < kColumns; ++n) words[n] = rows.words[n] + g * group_words;
       transpose_panel(words, group_words,
-                      reinterpret_cast<uint32_t*>(panel + g * format.group_stride()));
+                      reinterpret_cast<uint32_t*>(panel + format.codes_at(g)));
     }
   }
   return nonfinite;

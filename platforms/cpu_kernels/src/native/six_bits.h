@@ -6,13 +6,21 @@
 #if DK_LEVEL >= 1
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Low bits of `low`, four of each byte, and above them two bits of `high`.
-DK_INLINE VI join_bits(VI low, VI high) {
+// The bits `kBits` of each byte; join_bits adds those of another vector.
+template <int kBits>
+DK_INLINE VI keep_bits(VI v) {
 #if DK_LEVEL >= 2
-  const VI upper = _mm512_and_si512(high, _mm512_set1_epi8(0x30));
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, upper, 0xca);  // bits of low or upper
+  return _mm512_and_si512(v, _mm512_set1_epi8(kBits));
 #else
-  return _mm256_or_si256(low_nibbles(low), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
+  return _mm256_and_si256(v, _mm256_set1_epi8(kBits));
+#endif
+}
+template <int kBits>
+DK_INLINE VI join_bits(VI v, VI more) {
+#if DK_LEVEL >= 2
+  return _mm512_ternarylogic_epi32(v, more, _mm512_set1_epi8(kBits), 0xf8);  // v | more & bits
+#else
+  return _mm256_or_si256(v, keep_bits<kBits>(more));
 #endif
 }
 
@@ -27,12 +35,14 @@ DK_INLINE VI shift_right(VI v, int bits) {
 // codes: of a group, from a column on. units: the bytes of its units, in kWidth columns.
 DK_INLINE void read_six_bits(const char* codes, VI (&units)[4]) {
   const auto* const words = reinterpret_cast<const int32_t*>(codes);
-  const VI low = load_int(words), next = load_int(words + kColumns);
-  const VI upper = load_int(words + 2 * kColumns);
-  units[0] = join_bits(low, shift_left(upper, 4));
-  units[1] = join_bits(shift_right(low, 4), shift_left(upper, 2));
-  units[2] = join_bits(next, upper);
-  units[3] = join_bits(shift_right(next, 4), shift_right(upper, 2));
+  VI packed[3];
+  DK_UNROLL for (int u = 0; u < 3; ++u) {
+    packed[u] = load_int(words + u * kColumns);
+    units[u] = keep_bits<0x3f>(packed[u]);
+  }
+  const VI low = keep_bits<0x03>(shift_right(packed[0], 6));
+  const VI more = join_bits<0x0c>(low, shift_right(packed[1], 4));
+  units[3] = join_bits<0x30>(more, shift_right(packed[2], 2));
 }
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

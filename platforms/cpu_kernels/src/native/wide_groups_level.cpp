@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMaxRows = 6, kMinRows = 3;  // of a tile
 constexpr int kVectors = 2;                // of columns whose sums are in registers
-constexpr int64_t kBlockK = 256;           // 16 KiB of widened codes, kept in the L1 cache
+constexpr int64_t kBlockK = kSuperK;       // 16 KiB of widened codes, kept in the L1 cache
 constexpr int64_t kMostGroup = 32, kLeastGroup = 16;
 constexpr int64_t kAheadTiles = 8;         // number of tiles that share the prefetch of a block
 constexpr int64_t kStreamAhead = 8192;     // bytes that a single tile prefetches ahead
@@ -49,7 +49,7 @@ DK_INLINE VI odd_codes(VI packed) { return _mm256_srai_epi16(flip_signs(packed),
 
 template <ScaleKind kKind>
 DK_INLINE void read_scales(const LinearJob& job, const char* panel, const WideBlock& block) {
-  Scales scales(job.format, panel, job.num_units * 4, block.first);
+  Scales scales(job.format, panel, block.first);
   for (int64_t at = 0; at < block.num_groups * kColumns; at += kColumns, scales.next()) {
     DK_UNROLL for (int c = 0; c < kColumns; c += kWidth) {
       store(block.scales + at + c, scales.load<kKind>(c));
@@ -214,18 +214,18 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
     for (int64_t g = 0; g < job.num_groups; g += most) {
       block.first = g;
       block.num_groups = job.num_groups - g < most ? job.num_groups - g : most;
-      block.packed = panel + g * stride;
+      block.packed = panel + format.codes_at(g);
       unpack_scales(job, panel, block);
       if (num_tiles == 1 && format.bits == 8) {
         add_block<kRows, kMinima, false>(job, block, 0, sums);
         continue;
       }
       widen(job, block);
-      const int64_t block_bytes = block.num_groups * stride;
+      const int64_t num_bytes = format.bytes_of(g, block.num_groups);
       const int64_t sharing = num_tiles < kAheadTiles ? num_tiles : kAheadTiles;
-      block.ahead = block.packed + block_bytes;
+      block.ahead = block.packed + block.num_groups * stride;
       const int64_t parts = sharing * block.num_groups * (kVectorsPerPanel / kVectors);
-      block.ahead_lines = (block_bytes / 64 + parts - 1) / parts;
+      block.ahead_lines = (num_bytes / 64 + parts - 1) / parts;
       for (int64_t t = 0; t < num_tiles; ++t) {
         if (t == sharing) block.ahead_lines = 0;
         add_block<kRows, kMinima, true>(job, block, t, sums);

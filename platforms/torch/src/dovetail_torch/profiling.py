@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from dovetail.config.user_paths import user_path
 from dovetail.errors import ConfigError
-from dovetail.value_checks import shorten
 
 PROFILE_VARIABLE = "DOVETAIL_PROFILE_DIR"
 """Environment variable with the directory for profiles; default: `dovetail_profiles`."""
@@ -55,10 +55,4 @@ class Profiler:
 def folder() -> Path:
     """Return the directory for profiles. Raise ConfigError for a home that is not known."""
     stated = os.environ.get(PROFILE_VARIABLE, "") or DEFAULT_FOLDER
-    try:
-        return Path(stated).expanduser().absolute()
-    except RuntimeError:
-        raise ConfigError(
-            f"{PROFILE_VARIABLE}={shorten(stated)}: the home directory of the user is not known. "
-            "Use an absolute path."
-        ) from None
+    return user_path(PROFILE_VARIABLE, stated).absolute()

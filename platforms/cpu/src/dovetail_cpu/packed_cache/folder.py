@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dovetail.config.user_paths import user_path
 from dovetail.errors import ConfigError
 from dovetail.value_checks import shorten
 from dovetail_cpu.options import CPUWorkerOptions
@@ -39,14 +40,9 @@ def chosen_folder(options: CPUWorkerOptions) -> CacheFolder | None:
     if directory == OFF:
         return None
     try:
-        path = Path(directory).expanduser().absolute() if directory else default_folder()
+        path = user_path(name, directory).absolute() if directory else default_folder()
     except RuntimeError:  # no home directory
-        if not directory:
-            return None
-        raise ConfigError(
-            f"{name}={shorten(directory)}: the home directory of the user is not known. Use an "
-            "absolute path."
-        ) from None
+        return None
     if "\0" in directory:
         raise ConfigError(f"{name}={shorten(directory)} has a null character.")
     return packed_folder(path, int(options.packed_cache_gib * _GIB))

@@ -16,12 +16,12 @@ from typing import cast
 import numpy as np
 import torch
 
+from dovetail.config.user_paths import user_path
 from dovetail.errors import ConfigError
 from dovetail.interfaces import CompileBackend, CompileContext, GraphPassContext, WorkerContext
 from dovetail.plugins.construction import construct
 from dovetail.plugins.resolving.reference import reference_text
 from dovetail.plugins.selection import AUTO, choose
-from dovetail.value_checks import shorten
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.cache_folder import CacheFolder, user_cache_folder
 from dovetail_torch.compilation.code_cache import ENDING, MAX_FOLDER_BYTES, CodeCache
@@ -131,14 +131,11 @@ def _make_cache(option: str | None) -> CodeCache | None:
     if option == OFF:
         return None
     try:
-        path = user_cache_folder(CACHE_NAME) if option is None else Path(option).expanduser()
+        path = (
+            user_cache_folder(CACHE_NAME) if option is None else user_path("compile_cache", option)
+        )
     except RuntimeError:  # no home directory
-        if option is None:
-            return None
-        raise ConfigError(
-            f"compile_cache={shorten(option)}: the home directory of the user is not known. Use an "
-            "absolute path."
-        ) from None
+        return None
     folder = CacheFolder(path=path.absolute(), max_bytes=MAX_FOLDER_BYTES, ending=ENDING)
     return CodeCache(folder, is_required=option is not None)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_line
-from dovetail.errors import ConfigError
+from dovetail.config.user_paths import user_path
 from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 
 _KIND_HELP = f"One of {', '.join(BLUEPRINTS)}."
@@ -26,13 +26,7 @@ def new(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
     """Write a small plugin package that installs and passes its conformance suite."""
-    try:
-        folder = out.expanduser()
-    except RuntimeError:
-        raise ConfigError(
-            f"--out {out}: the home directory of the user is not known. Use an absolute path."
-        ) from None
-    package = write_package(kind, name, folder)
+    package = write_package(kind, name, user_path("--out", str(out)))
     if as_json:
         print_json(package)
         return 0
