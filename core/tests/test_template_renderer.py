@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import UserDict, UserList
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -88,11 +89,12 @@ def rss_kib():
 
 
 def children():
-    return [
-        int(path.name)
-        for path in Path("/proc").glob("[0-9]*")
-        if f"\nPPid:\t{os.getpid()}\n" in (path / "status").read_text(errors="replace")
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            if f"\nPPid:\t{os.getpid()}\n" in (path / "status").read_text(errors="replace"):
+                found.append(int(path.name))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail import SamplingParams
+from dovetail.engine.input.input_processor import user_request_id
 from dovetail.errors import PluginError
 from gpu.engine_runs import Ran, random_prompts, report_agreement, run_engine
 from gpu.report import Report, Task, describe_error
@@ -82,7 +83,7 @@ def _compare(
 ) -> None:
     options = {"attention_backend": backend}
     actual.agreements += _in_float32(checkpoint, task, options, report)
-    if checkpoint.name in list(KINDS)[:_NUM_BFLOAT16] and not task.small:
+    if checkpoint.name in list(KINDS)[:_NUM_BFLOAT16]:
         actual.distances.append(_in_bfloat16(checkpoint, task, options))
 
 
@@ -127,7 +128,7 @@ def _in_bfloat16(
     ran = _ask(checkpoint, task, dtype="bfloat16", **options)
     divergence, same, count = 0.0, 0, 0
     for run in ran.recorded:
-        reference_NV = checkpoint.logits(ran.requests[run.request_id].token_ids)
+        reference_NV = checkpoint.logits(ran.requests[user_request_id(run.request_id)].token_ids)
         reference_NV = reference_NV[run.start : run.start + len(run.logits)].log_softmax(-1)
         ours_NV = run.logits.log_softmax(-1)
         terms_NV = reference_NV.exp() * (reference_NV - ours_NV)

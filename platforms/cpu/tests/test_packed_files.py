@@ -307,6 +307,7 @@ def test_a_path_that_cannot_exist_is_rejected_with_the_option_or_the_variable(mo
     for path, reason in (
         ("~no-such-user/x", "home directory .* not known"),
         ("a\0b", "null character"),
+        ("~a\0b/x", "null character"),
     ):
         with pytest.raises(ConfigError, match=f"packed_cache=.*{reason}"):
             chosen_folder(CPUWorkerOptions(packed_cache=path))

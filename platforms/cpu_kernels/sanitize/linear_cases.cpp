@@ -171,7 +171,7 @@ DK_CASE(linear_blocks) {
                                {DK_Q5_K, 256, 176}, {DK_Q6_K, 256, 210}};
   const Type type = types[random.below(8)];
   const int64_t M = random.coin() ? random.between(1, 14) : random.between(1, 260);
-  const int64_t N = random.between(1, 100), num_blocks = random.between(1, 1024 / type.values);
+  const int64_t N = random.between(1, 100), num_blocks = random.between(1, 1792 / type.values);
   const int64_t K = num_blocks * type.values, row = num_blocks * type.bytes;
   const int64_t ld = row + random.below(5);
   Buffer<uint8_t> blocks((N - 1) * ld + row, random.below(8));

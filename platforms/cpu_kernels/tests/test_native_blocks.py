@@ -122,9 +122,10 @@ def parts_of(blocks):
 @pytest.mark.costly
 @pytest.mark.parametrize("name", TYPES)
 def test_a_row_of_a_matrix_product_with_blocks_does_not_depend_on_its_batch(level, name):
-    blocks = Blocks(name, 70, 1536)
+    # Kernels for many rows divide 1,792 features into blocks that begin inside of 256 features.
+    blocks = Blocks(name, 70, 1792)
     assert blocks.pack() == 0
-    x = torch.randn(150, 1536, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = torch.randn(150, 1792, generator=torch.Generator().manual_seed(1)).bfloat16()
     alone = torch.cat([blocks.apply(x[i : i + 1]) for i in range(len(x))])
     for rows in (2, 3, 5, 6, 7, 12, 16, 33, 150):
         for threads in (1, 3):

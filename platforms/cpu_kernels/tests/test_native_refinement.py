@@ -20,6 +20,7 @@ SHARES = {linear.REFINE: 2.0, linear.REFINE_MOST: 0.7}
 """A group is refined if its scale is above this share of the mean scale of its token."""
 KINDS = [(linear.INT8, 0), (linear.INT4, 32), (linear.INT4, 128)]
 Q4_1 = linear.KIND_NAMES.index("Q4_1")
+Q4_K = linear.KIND_NAMES.index("Q4_K")
 Q6_K = linear.KIND_NAMES.index("Q6_K")
 
 
@@ -28,7 +29,7 @@ class Weight:
 
     def __init__(self, kind, N, K, *, group=0, refine=0, gate_up=False):
         self.generator = torch.Generator().manual_seed(N)
-        rounds = kind == Q4_1
+        rounds = kind in (Q4_1, Q4_K)
         self.shape = linear.PackedLinear(
             kind=kind, N=N, K=K, group=group, refine=refine, gate_up=gate_up, rounds=rounds
         )
@@ -101,7 +102,7 @@ def relative_error(y, expected):
 
 
 @pytest.mark.parametrize("refine", SHARES)
-@pytest.mark.parametrize(("kind", "group"), [*KINDS, (Q4_1, 0), (Q6_K, 0)])
+@pytest.mark.parametrize(("kind", "group"), [*KINDS, (Q4_1, 0), (Q4_K, 0), (Q6_K, 0)])
 def test_refined_layers_equal_the_reference(level, kind, group, refine):
     weight = Weight(kind, 45, 512, group=group, refine=refine)
     for rows in (1, 3, 6, 13, 140):

@@ -11,8 +11,11 @@ from dovetail.value_checks import shorten
 def user_path(name: str, stated: str) -> Path:
     """Return the path `stated`, with a home directory instead of a leading "~" or "~user".
 
-    name: of the option or variable, for the ConfigError if the home directory is not known.
+    name: of the option or variable, for the ConfigError if the home directory is not known or the
+    path has a null character.
     """
+    if "\0" in stated:
+        raise ConfigError(f"{name}={shorten(stated)} has a null character.")
     try:
         return Path(stated).expanduser()
     except RuntimeError:

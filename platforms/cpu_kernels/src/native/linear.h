@@ -62,7 +62,7 @@ struct GroupFormat {
     const int64_t num_headers = index * group / kSuperK + 1;
     return index * group_stride() + num_headers * header_bytes();
   }
-  // Of the codes of n groups from a group on, and of their headers.
+  // From a group's codes to those of the n-th group after it.
   DK_INLINE int64_t bytes_of(int64_t index, int64_t n) const {
     return codes_at(index + n) - codes_at(index);
   }

@@ -21,7 +21,9 @@ namespace {
 
 constexpr int kMaxRows = 6, kMinRows = 3;  // of a tile
 constexpr int kVectors = 2;                // of columns whose sums are in registers
-constexpr int64_t kBlockK = kSuperK;       // 16 KiB of widened codes, kept in the L1 cache
+// 16 KiB of widened codes, kept in the L1 cache, and no block of scales of two levels has a header
+// between its codes.
+constexpr int64_t kBlockK = kSuperK;
 constexpr int64_t kMostGroup = 32, kLeastGroup = 16;
 constexpr int64_t kAheadTiles = 8;         // number of tiles that share the prefetch of a block
 constexpr int64_t kStreamAhead = 8192;     // bytes that a single tile prefetches ahead

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 from dovetail.config.user_paths import user_path
-from dovetail.errors import ConfigError
-from dovetail.value_checks import shorten
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_torch.cache_folder import CacheFolder, user_cache_folder
 
@@ -43,6 +41,4 @@ def chosen_folder(options: CPUWorkerOptions) -> CacheFolder | None:
         path = user_path(name, directory).absolute() if directory else default_folder()
     except RuntimeError:  # no home directory
         return None
-    if "\0" in directory:
-        raise ConfigError(f"{name}={shorten(directory)} has a null character.")
     return packed_folder(path, int(options.packed_cache_gib * _GIB))
