@@ -98,10 +98,12 @@ def verified_text(runs: Mapping[str, Run], plugin: str) -> str:
 
 
 def _verified_on(run: Run, plugin: str) -> str:
-    counts = run["sections"].get("conformance", {}).get("plugins", {}).get(plugin)
+    section = run["sections"].get("conformance", {})
+    counts = section.get("plugins", {}).get(plugin)
     if counts is None or run["small"] or _is_mostly_skipped(counts):
         return ""
-    where = f"{run['device']['name']}, {run['date'][:10]}, commit {run['commit']}"
+    of = run | section  # a section of another commit states its commit and date
+    where = f"{run['device']['name']}, {of['date'][:10]}, commit {of['commit']}"
     return where if is_sound(counts) else f"fails on {where}"
 
 

@@ -51,7 +51,7 @@ def merge_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one run that contains the sections of several runs on the same device.
 
     The last run with a section determines its result. A section that ran on another commit than the
-    last run states its commit. Raise ValueError for different devices or versions.
+    last run states its commit and date. Raise ValueError for different devices or versions.
     """
     *earlier, last = parts
     sections: dict[str, Any] = {}
@@ -59,8 +59,9 @@ def merge_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for key in ("device", "versions", "small"):
             if run[key] != last[key]:
                 raise ValueError(f"the runs to merge have different values of {key}.")
-        other = {} if run["commit"] == last["commit"] else {"commit": run["commit"]}
-        sections |= {name: section | other for name, section in run["sections"].items()}
+        is_same = run["commit"] == last["commit"]
+        other = {} if is_same else {"commit": run["commit"], "date": run["date"]}
+        sections |= {name: other | section for name, section in run["sections"].items()}
     if not earlier:
         return last
     seconds = sum(section["seconds"] for section in sections.values())

@@ -184,12 +184,18 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
 
 def test_runs_of_single_sections_are_merged():
     sections = RUN["sections"]
-    earlier = RUN | {"commit": "9876543210", "sections": {"conformance": sections["conformance"]}}
+    earlier = RUN | {
+        "commit": "9876543210",
+        "date": "2026-11-28 10:00 UTC",
+        "sections": {"conformance": sections["conformance"]},
+    }
     later = RUN | {"sections": {"small_model": sections["small_model"]}}
     merged = merge_runs([earlier, later])
     assert merged["commit"] == RUN["commit"] and merged["seconds"] == 130.0
     block = page_block(merged)
     assert "failed, 90 s, commit 9876543210 |" in block and "ok, 40 s |" in block
+    verified = verified_text({"cuda": merged}, "attention:triton")
+    assert verified.endswith("2026-11-28, commit 9876543210")
     assert merge_runs([RUN]) == RUN
     with pytest.raises(ValueError, match="different values of device"):
         merge_runs([RUN | {"device": {"type": "xpu"}}, RUN])
